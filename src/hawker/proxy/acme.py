@@ -55,14 +55,15 @@ ORDER_S = 180.0
 """How long an order may take. The library waits for a server's decision for one and a half minutes."""
 AT_ONCE = 2
 BACK_OFF_S = (60, 300, 1_800, 7_200, 21_600, 86_400)
-"""After the first failure of a name, and so on: fewer than the five an hour that Let's Encrypt takes."""
+"""How long a name is left alone after its first failure, and after the next ones: fewer tries than the five an hour
+that Let's Encrypt takes."""
 
 _TOKEN = re.compile(rb"[A-Za-z0-9_-]{16,256}")
 _ORDER_OF_P256 = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 
 
 class Issuer:
-    """`problems` are why orders failed, by name."""
+    """`problems` tell by name why orders failed."""
 
     def __init__(
         self,
@@ -131,14 +132,15 @@ class Issuer:
         return below if "." not in below and NAME.fullmatch(name) is not None else ""
 
     def answer(self, host: str, target: bytes) -> bytes | None:
-        """What a request over plain HTTP is answered that is a challenge of an ACME server; None: it is none."""
+        """The answer to a request over plain HTTP that is a challenge of an ACME server; None: it is no challenge."""
         token = target.removeprefix(CHALLENGE)
         if token == target or _TOKEN.fullmatch(token) is None or not self.manages(host):
             return None
         return token + b"." + self._thumbprint
 
     async def want(self, name: str) -> None:
-        """A user asks for it, and there is no certificate. Returns once its order is over, one way or another."""
+        """A user asks for this name, and there is no certificate. Returns once its order is over, one way or
+        another."""
         if self._task is None or not self.manages(name) or self._covered(name):
             return
         self._names[name] = 0
@@ -165,7 +167,7 @@ class Issuer:
             self._changed.clear()
 
     def _begin(self, name: str) -> asyncio.Task[None] | None:
-        """Order it, if it is time."""
+        """Order a certificate for this name, if it is time."""
         now = asyncio.get_running_loop().time()
         if self._host.now_ms() < self._due_ms(name) or now < self._not_before.get(name, 0.0):
             return None
@@ -180,7 +182,8 @@ class Issuer:
         return order
 
     def _due_ms(self, name: str) -> int:
-        """Two thirds into its life; and for those that are not asked for by a user, when it is this proxy's turn."""
+        """A certificate is renewed two thirds into its life. One that no user asked for is renewed when it is this
+        proxy's turn."""
         own = self._own(name)
         if own is None and self._covered(name):
             return 1 << 62  # somebody put a certificate there by hand
@@ -267,7 +270,8 @@ class Issuer:
                 shutil.rmtree(old, ignore_errors=True)
 
     def _remove(self, name: str) -> None:
-        """First what others read. What is not as `_keep` makes it is somebody else's."""
+        """Create the link that others read first. The issuer leaves alone what is not as `_keep` makes it: somebody
+        else put it there."""
         if not (self.live / name).is_symlink():
             return
         (self.live / name).unlink()
@@ -275,7 +279,7 @@ class Issuer:
             shutil.rmtree(old)
 
     def _account_key(self) -> ec.EllipticCurvePrivateKey:
-        """Made of the cluster's token; without one there is a key in a file."""
+        """The account's key is made of the cluster's token. Without a token the key is in a file."""
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self._token:
             about = b"hawker: account at " + self._settings.directory.encode()
@@ -293,7 +297,7 @@ class Issuer:
 
 
 def thumbprint(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """RFC 7638, of the public half."""
+    """The thumbprint of the key's public half (RFC 7638)."""
     numbers = key.public_key().public_numbers()
     x, y = (_base64(number.to_bytes(32, "big")).decode() for number in (numbers.x, numbers.y))
     text = f'{{"crv":"P-256","kty":"EC","x":"{x}","y":"{y}"}}'
@@ -320,7 +324,7 @@ async def _run_order(task: Task) -> Done:
 
 
 def _write(path: Path, text: str) -> None:
-    """To the disk, and for its owner alone."""
+    """Write a file to the disk that its owner alone may read."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(descriptor, "w") as file:
         file.write(text)

@@ -1,8 +1,8 @@
 """One order of a certificate by ACME (RFC 8555), as a program of its own: `python -m hawker.proxy.acme_order`.
 
-It reads what to do as JSON from its standard input, and writes what came of it as JSON. So certbot's libraries, which
-wait for answers and take their memory, are nowhere near users' requests, and an order that hangs can be ended. The
-challenge is answered by whoever serves the name on port 80: with the account's key that needs no word between them.
+It reads what to do as JSON from its standard input, and writes the outcome as JSON. So certbot's libraries, which wait
+for answers and take memory, stay out of the process that serves users' requests, and an order that hangs can be ended.
+Whoever serves the name on port 80 answers the challenge: with the account's key that takes no word between the two.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ TRIES = 3
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """`directory` is the server's URL, `ca` a file with the authorities that it is trusted by, "" for the system's.
-    Keys as PEM. That the terms are agreed to is said by whoever runs this."""
+    """`directory` is the server's URL, `ca` a file with the authorities that vouch for it, "" for the system's. Keys
+    are PEM. Whoever runs this program has agreed to the server's terms."""
 
     directory: str
     names: list[str]
@@ -28,8 +28,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """The certificate and those above it as PEM; or why there is none, and whether the server said that this was one
-    request too many."""
+    """The certificate and those above it as PEM; or the reason why there is none, and whether the server said that this
+    was one request too many."""
 
     chain: str = ""
     error: str = ""
@@ -37,7 +37,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ordered(task: Task) -> str:
-    """The chain as PEM. Raises whatever the libraries raise."""
+    """Returns the chain as PEM. Raises whatever the libraries raise."""
     from acme import challenges, client, crypto_util, messages
     from acme.errors import ConflictError
     from cryptography.hazmat.primitives.serialization import load_pem_private_key

@@ -16,7 +16,7 @@ from hawker.proxy.machines.door import RUNNING, Door
 
 
 class AppDelegator:
-    """`hawker.proxy.delegation.Delegator`."""
+    """A `hawker.proxy.delegation.Delegator` for the apps of this proxy."""
 
     def __init__(self, app_table: AppTable) -> None:
         self._app_table = app_table
@@ -37,7 +37,7 @@ class AppDelegator:
             return None
         group, service = found
         machines: dict[str, DelegatedMachine] = {}
-        if not group.wait_queue.before(""):  # they were there before those to come
+        if not group.wait_queue.before(""):  # requests that wait here came before those that the delegate would get
             for machine, entry in group.pool.entries.items():
                 endpoint: Endpoint = entry.data
                 slots = _slots(entry)

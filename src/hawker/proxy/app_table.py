@@ -1,4 +1,4 @@
-"""The apps that this proxy serves: which of their machines serve which public ports, and who keeps each machine."""
+"""The apps that this proxy serves: which of their machines serve which public ports, and who owns each endpoint."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from hawker.proxy.settings import RouterSettings
 from hawker.sockets import Sockets
 
 LOOKED_AT_MOST = 64
-"""Apps, whether they may be dropped, for each one that is loaded."""
+"""How many apps are checked, whether they may be dropped, for each app that is loaded."""
 
 
 class AppTable:
-    """All of them. `worker` is the one whose doors this proxy has, "" for none; `region` is this proxy's."""
+    """All apps in memory. `worker` is the one whose doors this proxy has, "" for none; `region` is this proxy's."""
 
     def __init__(
         self,
@@ -53,7 +53,8 @@ class AppTable:
         self.delegate: Delegate | None = None
         self.on_door: list[Callable[[Door], None]] = []
         self.on_let_go: list[Callable[[Address, bool], None]] = [self.upstreams.let_go]
-        """Told of addresses of machines that are put to rest, or are there no more, and whether they rest already."""
+        """These are told of a machine's address when the machine is put to rest or is gone, and whether it rests
+        already."""
         self._token = (fields.TOKEN, token.encode())
         self._random = random
         self._app_table: OrderedDict[str, RoutedApp] = OrderedDict()
@@ -63,12 +64,12 @@ class AppTable:
         index.on_doubt.append(self._doubt)
 
     def find(self, app: str) -> RoutedApp | None:
-        """An app's that was loaded before. Raises `StoreError`."""
+        """The app, if it was loaded before. Raises `StoreError`."""
         known = self.index.find(app)
         return self._routed_app(known) if known is not None else None
 
     def load(self, app: str) -> RoutedApp | None:
-        """An app's; None when there is no such app. Raises `StoreError`."""
+        """The app, read if need be; None when there is no such app. Raises `StoreError`."""
         known = self.index.load(app)
         return self._routed_app(known) if known is not None else None
 
@@ -83,7 +84,7 @@ class AppTable:
         return routed
 
     def remote_proxy(self, worker: str) -> RemoteProxy:
-        """Of another worker's proxy."""
+        """The remote proxy of another worker."""
         found = self.remote_proxies.get(worker)
         if found is None:
             found = RemoteProxy(
@@ -97,14 +98,15 @@ class AppTable:
         self.delegate = delegate
 
     def rests(self, machine: str, state: str) -> None:
-        """Its worker says so, before the catalog does. Called inside the worker's commit: looked at after it."""
+        """The machine's worker says that it comes to rest, before the catalog does. The worker calls this inside its
+        commit; the door looks at it after that."""
         if door := self.doors.get(machine):
             asyncio.get_running_loop().call_soon(door.rests, state)
 
     # --- what is not needed ------------------------------------------------------------------------------------------
 
     def _drop_some(self, new: RoutedApp) -> None:
-        """Apps that nobody has asked for in a while, for what it costs to look at a few. Those that stay are looked at
+        """Drop apps that nobody has asked for in a while. Each call checks only a few; those that stay are checked
         again after all others (the second chance of a page: Corbató 1968)."""
         for _ in range(min(LOOKED_AT_MOST, len(self._app_table) - 1)):
             if len(self._app_table) <= self.settings.apps:
@@ -117,7 +119,8 @@ class AppTable:
                 self._app_table.move_to_end(name)
 
     def _is_door_of(self, routed: RoutedApp) -> bool:
-        """When a machine was last used, and how it does, only its door knows."""
+        """Whether this proxy has a door to one of the app's machines: only the door knows when the machine was last
+        used, and how it does."""
         if any(machine.worker == self.worker for machine in routed.app.machines.values()):
             return True
         doors = [endpoint.owner for endpoint in routed.endpoints.values() if isinstance(endpoint.owner, Door)]
@@ -165,7 +168,7 @@ class AppTable:
                     group.wait_queue.all()
 
     def _worker(self, before: Worker | None, now: Worker | None) -> None:
-        """Its machines are reached elsewhere, or in another way."""
+        """This worker's machines are reached at another address, or in another way."""
         name = (now or before).name  # type: ignore[union-attr]
         addresses = {(worker.host, worker.proxy_port) if worker else None for worker in (before, now)}
         if name in self.remote_proxies and len(addresses) > 1:
@@ -175,7 +178,7 @@ class AppTable:
                 self._update_endpoints(routed, machine.id, machine)
 
     def _doubt(self, worker: str) -> None:
-        """Whether it is there is in doubt now, or no more."""
+        """Membership says that this worker may be gone, or that it is back."""
         on = self._doubted(worker)
         for endpoint in self.endpoints_at(worker):
             endpoint.pool.doubt(endpoint.entry, on)
@@ -183,10 +186,10 @@ class AppTable:
                 endpoint.wait_queue.all()
 
     def _doubted(self, worker: str) -> bool:
-        return worker in self.index.doubted and worker != self.worker  # what its own door knows is no hearsay
+        return worker in self.index.doubted and worker != self.worker  # its own door knows better than membership
 
     def endpoints_at(self, worker: str) -> Iterator[Endpoint]:
-        """Of all machines that are known to be on this worker."""
+        """The endpoints of all machines that are known to be on this worker."""
         for routed in self._app_table.values():
             for (machine, _), endpoint in routed.endpoints.items():
                 known = routed.app.machines.get(machine)
@@ -196,7 +199,7 @@ class AppTable:
     # --- groups and places -------------------------------------------------------------------------------------------
 
     def _regroup(self, routed: RoutedApp) -> None:
-        """Make the groups anew. Places stay, and what is in flight at them."""
+        """Make the app's groups again. Endpoints stay, and what is in flight at them."""
         machines = routed.app.machines.values()
         routed.shape = shape_of(machines)
         before = {id(group): group for group in routed.groups.values()}
@@ -221,7 +224,7 @@ class AppTable:
         self._remove_endpoints(routed, old)
 
     def _add_endpoints(self, routed: RoutedApp, machine: Machine, old: dict[tuple[str, int], Endpoint]) -> None:
-        """Give a machine its places; those that it keeps are taken out of `old`."""
+        """Give a machine its endpoints; those that it keeps are taken out of `old`."""
         reached = self._reached(machine)
         if reached is None:
             return
@@ -239,7 +242,7 @@ class AppTable:
             entry = group.pool.put(door.candidate(row) if door else row)
             endpoint = old.pop(key, None) or routed.leaving.pop(key, None)
             if endpoint is None and entry.data is not None and entry.data.pool is group.pool:
-                endpoint = entry.data  # of another port inside, or of a machine that was gone meanwhile
+                endpoint = entry.data  # it belongs to another port inside, or to a machine that was gone meanwhile
                 for its in [its for its, other in old.items() if other is endpoint]:
                     del old[its]
             owner = door or remote_proxy
@@ -248,7 +251,7 @@ class AppTable:
             headers = () if door else self.backhaul(routed.app.name, machine.id)
             if endpoint is None:
                 endpoint = Endpoint(group.pool, entry, group.wait_queue, owner, addresses, headers)
-            else:  # what is in flight there stays counted, by the same place
+            else:  # what is in flight there stays counted, by the same endpoint
                 if endpoint.pool is not group.pool:
                     for _ in range(endpoint.entry.own):
                         group.pool.enter(entry)
@@ -282,7 +285,7 @@ class AppTable:
         routed.leaving = {key: endpoint for key, endpoint in (routed.leaving | endpoints).items() if endpoint.entry.own}
 
     def _take_from(self, door: Door, endpoint: Endpoint) -> None:
-        """A door goes with its last place."""
+        """Take an endpoint from a door, and drop a door that has none left."""
         for port in [port for port, its in door.endpoints.items() if its is endpoint]:
             del door.endpoints[port]
         if not door.endpoints and not door.opening and not door.closing and self.doors.get(endpoint.machine) is door:
@@ -296,7 +299,7 @@ class AppTable:
             return None, self.remote_proxy(worker.name), worker
         door = self.doors.get(machine.id)
         calls = self.workers.of(worker)
-        if door is None:  # it is kept with its first place
+        if door is None:  # `doors` has it from its first endpoint on
             door = Door(
                 machine, calls, self.settings, self.listen_probe, self._door_changed, self._withdraw, self._hang_up
             )
@@ -315,7 +318,7 @@ class AppTable:
         return ((machine.private_ip, service.internal_port), *published)
 
     def backhaul(self, app: str, machine: str) -> tuple[Header, ...]:
-        """What goes to another proxy with a request; the public port comes after it."""
+        """The fields that go to another proxy with a request; the public port comes after them."""
         return (self._token, (fields.APP, app.encode()), (fields.MACHINE, machine.encode()))
 
     def _door_changed(self, door: Door) -> None:

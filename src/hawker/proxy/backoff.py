@@ -1,4 +1,4 @@
-"""How long what has failed is left alone: longer each time, up to half a minute."""
+"""Decides how long what has failed is left alone: longer each time, up to half a minute."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ MOST_S = 30.0
 
 
 class Backoff:
-    """Of a machine, or a worker's proxy. Requests that were under way there together fail together: that is one time,
-    however many they are. Times are seconds of the caller's clock."""
+    """The backoff of a machine, or of a worker's proxy. Requests that were under way there together fail together: they
+    count as one failure, however many they are. Times are seconds of the caller's clock."""
 
     __slots__ = ("_first_s", "_times", "until")
 
@@ -17,12 +17,12 @@ class Backoff:
         self.until = 0.0
 
     def failed(self, now: float) -> float:
-        """Until when to leave it alone."""
+        """It has failed. Returns until when to leave it alone."""
         if now >= self.until:
             self.until = now + min(self._first_s * 2.0**self._times, MOST_S)
             self._times = min(self._times + 1, 10)
         return self.until
 
     def over(self) -> None:
-        """It has answered."""
+        """It has answered: the next failure is the first one again."""
         self._times = 0

@@ -25,7 +25,7 @@ from hawker.model.services import ALPN, TLS_VERSIONS, ReplayCache
 
 Address = tuple[str, int]
 Header = tuple[bytes, bytes]
-"""Name in lower case, value, as they go over the wire."""
+"""A field's name in lower case and its value, as they go over the wire."""
 
 
 class Refused(HawkerError):
@@ -40,7 +40,7 @@ class Refused(HawkerError):
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """A request as those know it that start a machine for it: its id, and what it says of a trace (W3C `traceparent`,
+    """What those know of a request that start a machine for it: its id, and what it says of a trace (W3C `traceparent`,
     "" for nothing)."""
 
     id: str = ""
@@ -51,12 +51,12 @@ NOBODY = Waiting()
 
 
 class Lease(Protocol):
-    """A request's place at a machine, counted as in flight until `release` or `failed`, whichever comes first; after
-    that both do nothing.
+    """One request at one machine. It counts as in flight until `release` or `failed`, whichever comes first; after that
+    both do nothing.
 
-    `address` is the machine's own where this proxy is its worker's, else that of its worker's proxy. `headers` are to
-    be added to the request, and take the place of any of the same names: the backhaul's, empty to a machine itself.
-    `phases` are the seconds that look-up, start, and readiness took, by name, for the answer's timing header.
+    `address` is the machine's own where this proxy is its worker's, else that of its worker's proxy. `headers` are the
+    backhaul's: they are added to the request in place of any with the same names; a machine itself gets none. `phases`
+    are the seconds that look-up, start, and readiness took, by name, for the answer's timing header.
     """
 
     machine: str
@@ -67,17 +67,18 @@ class Lease(Protocol):
 
     @property
     def load(self) -> bytes:
-        """What the machine has in flight, and its limits, as `hawker-load` tells it: b"3/20/25"; b"" if not known."""
+        """What the machine has in flight, and its limits, in the form of `hawker-load`: b"3/20/25"; b"" if not
+        known."""
         ...
 
     @property
     def others(self) -> int:
-        """Requests that wait for room where the machine has none left."""
+        """How many requests wait for room, if the machine has none left."""
         ...
 
     def heard(self, load: bytes) -> None:
-        """What `hawker-load` of the answer said, of a machine behind its worker's proxy; b"" when that only said what
-        became of the machine."""
+        """`hawker-load` of an answer that came by way of the machine's proxy; b"" when the answer only said what became
+        of the machine."""
         ...
 
     def release(self) -> None: ...
@@ -86,13 +87,14 @@ class Lease(Protocol):
 
 
 class Route(Protocol):
-    """A service of an app, as one public port shows it. Valid for one request: ask again for the next."""
+    """A service of an app, as one public port shows it. A route is valid for one request: ask again for the next."""
 
     app: str
     port: ServicePort
 
     def take(self, wishes: Wishes = ANY, tried: Collection[str] = ()) -> Lease | None:
-        """A machine that runs and has room below its soft limit, at once, or None: `obtain` it then."""
+        """Take a machine that runs and has room below its soft limit, at once. None: there is none, `obtain` one
+        then."""
         ...
 
     async def obtain(
@@ -105,8 +107,8 @@ class Route(Protocol):
 
 
 class ServicePort(msgspec.Struct, frozen=True, kw_only=True):
-    """What a data plane needs to know of a service's public port. `handlers` as in the machines' configuration; none:
-    bytes pass as they come. Times in seconds."""
+    """What a data plane needs to know of a service's public port. `handlers` are as in the machines' configuration;
+    none: bytes pass as they come. Times are in seconds."""
 
     handlers: tuple[str, ...] = ()
     force_https: bool = False
@@ -146,7 +148,7 @@ class Upstreams(Protocol):
 
 
 class NoUpstreams:
-    """For who keeps no connections."""
+    """The upstreams of a part that keeps no connections."""
 
     def offer(self, address: Address, sock: socket.socket) -> None:
         sock.close()
@@ -178,7 +180,7 @@ class Router(Protocol):
         ...
 
     def inner(self, app: str, port: int, machine: str) -> Route:
-        """A request that came over the backhaul: of this app and public port, for this machine of this worker; an empty
-        machine leaves the choice within the region to this proxy. Raises `Refused` with code "elsewhere" when the
-        machine is not this worker's or not there any more."""
+        """The route of a request that came over the backhaul, for this app and public port, and for this machine of
+        this worker; with an empty machine this proxy chooses within the region. Raises `Refused` with code "elsewhere"
+        when the machine is not this worker's, or is gone."""
         ...

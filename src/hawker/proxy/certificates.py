@@ -1,4 +1,4 @@
-"""Certificates from files: found by the name that a client asks for, read again when they change.
+"""Serves certificates from files: finds them by the name that a client asks for, and reads them again when they change.
 
     certificates = Certificates((Path("/etc/hawker/certificates"),), host, default="")
     await certificates.open()
@@ -35,16 +35,16 @@ from hawker.telemetry import get_logger
 LOOK_S = 10.0
 """How often the directories are looked at."""
 WARN_DAYS = 21
-"""How long before its end a certificate is warned of: those of Let's Encrypt are renewed with 30 days left."""
+"""How long before a certificate's end the proxy warns of it: those of Let's Encrypt are renewed with 30 days left."""
 WARN_AGAIN_S = 86_400.0
 SELF_SIGNED_KEPT = 1024
 TLS12_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""With forward secrecy and authenticated encryption; for TLS 1.3 there are no others (RFC 9325, 4.2)."""
+"""Ciphers of TLS 1.2 with forward secrecy and authenticated encryption; TLS 1.3 has no others (RFC 9325, 4.2)."""
 
 _DAY_MS = 86_400_000
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 _Mark = tuple[tuple[int, int, int], ...]
-"""By which a changed pair is known: time, size and number of its files."""
+"""The time, size and number of a pair's files: a changed pair differs in one of them."""
 
 
 class Certificate:
@@ -65,7 +65,8 @@ class Certificate:
         self.context(())
 
     def context(self, alpn: Sequence[str], versions: Sequence[str] = TLS_VERSIONS) -> ssl.SSLContext:
-        """For a handshake in which the server speaks these, the best first. No ALPN: whatever comes is the app's."""
+        """The TLS context for a handshake in which the server speaks these protocols, the best first. No ALPN: whatever
+        comes is the app's."""
         key = tuple(alpn), tuple(versions)
         context = self._contexts.get(key)
         if context is None:
@@ -122,19 +123,19 @@ class Certificates:
         return [certificate for _, certificate in self._known.values() if certificate is not None]
 
     def find(self, name: str) -> Certificate | None:
-        """The one for this name, itself or as `*.` of its parent; else the default one."""
+        """The certificate for this name, for the name itself or as `*.` of its parent; else the default one."""
         return self.named(name) or self._by_name.get("")
 
     def covers(self, name: str) -> bool:
-        """Whether there is one for this name, beside the default one."""
+        """Whether there is a certificate for this name, beside the default one."""
         return self.named(name) is not None
 
     def chosen(self, certificate: Certificate) -> list[str]:
-        """The names, `*.` of a parent among them, for which it is that one."""
+        """Which of these names this certificate is used for, `*.` of a parent among them."""
         return self._chosen.get(certificate, [])
 
     def named(self, name: str) -> Certificate | None:
-        """The one for this name, and not just the default one."""
+        """The certificate for this name, but not the default one."""
         return self._by_name.get(name) or self._by_name.get("*." + name.partition(".")[2])
 
     @property
@@ -149,7 +150,7 @@ class Certificates:
         return found
 
     async def look(self) -> None:
-        """See what has changed, now."""
+        """Read at once what has changed."""
         async with self._listen_probe:
             await self._look()
 
@@ -175,7 +176,7 @@ class Certificates:
         yield problems.add(len(self.problems))
 
     def _sort(self) -> None:
-        """Of several for one name that which lasts longest is used."""
+        """Of several certificates for one name, use that which lasts longest."""
         by_name: dict[str, Certificate] = {}
         for each in sorted(self.all, key=lambda each: each.ends_ms):
             by_name |= dict.fromkeys(each.names, each)
@@ -215,8 +216,8 @@ class Certificates:
 
 
 class SelfSigned:
-    """Certificates that nobody has to trust, for services that say `default_self_signed`: made when they are asked for,
-    and forgotten with this process."""
+    """Makes self-signed certificates for services that say `default_self_signed`, when they are asked for. They are
+    forgotten with this process."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -250,7 +251,7 @@ class SelfSigned:
 
 
 class _Held:
-    """Bytes as a file of this process alone."""
+    """A file with these bytes that this process alone sees."""
 
     def __init__(self, data: bytes) -> None:
         self._descriptor = os.memfd_create("certificate", os.MFD_CLOEXEC)
@@ -265,7 +266,8 @@ class _Held:
 def _read(
     directories: Sequence[Path], known: dict[str, tuple[_Mark, Certificate | None]], bad: dict[str, str]
 ) -> tuple[dict[str, tuple[_Mark, Certificate | None]], dict[str, str]]:
-    """What is there now, and what of it cannot be used; what has not changed is as it was known."""
+    """Read a directory: what is there now, and what of it cannot be used; what has not changed is taken as it was
+    known."""
     now: dict[str, tuple[_Mark, Certificate | None]] = {}
     now_bad: dict[str, str] = {}
     for name, chain, key in _pairs(directories, now_bad):
@@ -289,7 +291,7 @@ def _read(
 
 
 def _pairs(directories: Sequence[Path], bad: dict[str, str]) -> Iterator[tuple[str, Path, Path]]:
-    """Each with a name; the first directory's where two have the same."""
+    """The pairs of files in the directories, by name; of two with the same name the first directory's counts."""
     seen = set()
     for directory in directories:
         try:

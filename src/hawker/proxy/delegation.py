@@ -48,14 +48,15 @@ class Delegator(Protocol):
         ...
 
     def delegation(self, app: str, port: int) -> Delegation | None:
-        """None: the app does not serve this port."""
+        """What is delegated of this app now; None: the app does not serve this port."""
         ...
 
     def filled(self, app: str, port: int, machine: str, slots: int, now: int, moved: bool) -> None:
-        """It may fill `slots` from now on, and has filled `now`; `moved`: there were requests since the last time.
-        To be said in the same turn of the loop as the offer was made, for places that it did not have before."""
+        """The delegate may fill `slots` of a machine from now on, and has filled `now`; `moved`: there were requests
+        since the last time. A delegate that gets new slots says so in the same turn of the loop in which it asked for
+        the delegation."""
         ...
 
     def refused(self, app: str, port: int, machine: str) -> None:
-        """A machine takes no connection."""
+        """The delegate could not connect to this machine."""
         ...

@@ -1,4 +1,4 @@
-"""How a proxy is, for whoever sends it requests, and as metrics beside the counters of its data plane."""
+"""Tells how a proxy is, for whoever sends it requests, and as metrics beside the counters of its data plane."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gauges:
-    """Read whenever somebody asks. `register` it with a registry."""
+    """The metrics of a proxy's health, read whenever somebody asks. Register it with a registry."""
 
     def __init__(self, health: Callable[[], Health]) -> None:
         self._health = health

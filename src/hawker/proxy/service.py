@@ -1,4 +1,4 @@
-"""A proxy put together: what it knows, how it decides, and the data plane that carries the bytes.
+"""Puts a proxy together: what it knows, how it decides, and the data plane that carries the bytes.
 
 proxy = await Proxy.open(settings, view, host, name="ams-1", region="ams", token="...", worker="ams-1")
 ...
@@ -47,7 +47,7 @@ APPS_A_QUERY = 500
 
 
 def check(settings: ProxySettings, files: Path) -> None:
-    """What `Proxy.open` asks of this host, as far as it is to be seen without opening. Raises `Invalid`."""
+    """Check what `Proxy.open` needs of this host, as far as that is to be seen without opening. Raises `Invalid`."""
     if settings.traces:
         endpoint_of("proxy.traces", settings.traces)
     if settings.certificates and not Path(settings.certificates).is_dir():
@@ -60,7 +60,7 @@ def check(settings: ProxySettings, files: Path) -> None:
 
 
 async def _listening(field: str, at: Address, opening: Awaitable[Address]) -> Address:
-    """What `opening` does. Raises `HawkerError` that names the field of the configuration."""
+    """Await `opening`. Raises `HawkerError` that names the field of the configuration."""
     try:
         return await opening
     except OSError as error:
@@ -71,7 +71,7 @@ async def _listening(field: str, at: Address, opening: Awaitable[Address]) -> Ad
 
 
 def _not_there(view: RowView, apps: Collection[str]) -> list[str]:
-    """Of these apps. Raises `StoreError`."""
+    """Which of these apps are not there. Raises `StoreError`."""
     left, found = sorted(apps), set[str]()
     for first in range(0, len(left), APPS_A_QUERY):
         some = left[first : first + APPS_A_QUERY]
@@ -136,23 +136,24 @@ class Proxy:
         return proxy
 
     async def retire(self) -> None:
-        """Before `close`, when another one takes over the listening sockets: until little is under way that cannot
-        wait. What comes is served."""
+        """Another process takes over the listening sockets: wait until little is under way that cannot wait, and serve
+        what comes meanwhile. `close` comes after it."""
         if self._idling:
             await self._idling.close()
         await self.plane.retire()
 
     async def close(self) -> None:
-        """Take nothing new, end what is in flight, then let go. Machines run on. May be called again."""
+        """Take no new requests, end what is in flight, then close. Machines run on. May be called again."""
         await self._stack.aclose()
 
     def collectors(self) -> tuple[Collector, ...]:
-        """Its metrics."""
+        """The proxy's metrics."""
         others = (each for each in (self.certificates, self.traces) if each is not None)
         return *self.plane.collectors(), Gauges(self.health), *others
 
     def health(self) -> Health:
-        """A proxy that is behind in the catalog says so: whoever sends it traffic should send it elsewhere."""
+        """How the proxy is. One that is behind in the catalog says so: whoever sends it traffic should send that
+        elsewhere."""
         index, app_table = self.index, self.app_table
         return Health(
             reason=self._unfit(),
@@ -289,7 +290,8 @@ class Proxy:
         files: Path,
     ) -> Issuer:
         def turn(name: str) -> int:
-            """How many proxies come before this one for something that each does about this name."""
+            """How many proxies come before this one in the order for this name, for a task that one of them is to
+            do."""
             others = (each.name for each in self.index.workers.values() if each.proxy_port)
             return ranked(name, {worker, *others}).index(worker)
 

@@ -47,25 +47,25 @@ GROUP = "hawker.data_planes"
 """The entry point group of data planes (`hawker.proxy.planes`)."""
 _PLANES = ("embedded", "haproxy")
 NAME = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9])?\.)+[a-z0-9-]{2,63}")
-"""Of a server, with a dot at least."""
+"""The name of a server, with a dot at least."""
 _DOMAIN = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9])?\.)*[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _ADDRESS = re.compile(r"[0-9.]+|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\]?|localhost")
 
 
 class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Times in seconds."""
+    """How requests are routed, and machines woken and stopped. Times are in seconds."""
 
     regions: tuple[str, ...] = ()
     """Other regions, the nearest first. Those that are not named come after them, by how long a round trip there takes,
     and until that is measured, by how they lie on the map."""
 
     apps: int = 10_000
-    """Apps that are kept in memory, beside those with machines of this worker and those with requests under way: an
+    """How many apps are kept in memory, beside those with machines of this worker and those with requests under way: an
     app with one machine takes about 6 KiB. The others are read again when they are asked for."""
     queue: int = 4096
-    """Requests of one service that are held at a time. A request and its connection take about 10 KiB here."""
+    """How many requests of one service are held at a time. A request and its connection take about 10 KiB here."""
     retry_after_s: int = 1
-    """What a refused client is told to wait."""
+    """How long a refused client is told to wait."""
     start_again_s: float = 5.0
     """How long a machine that could not be started is left alone; twice as long each time, up to a minute."""
     ready_s: float = 60.0
@@ -77,11 +77,12 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     twice as long each time, up to half a minute."""
 
     idle_s: float = 300.0
-    """How long a machine serves nothing before it may be stopped: the order of Fly's "every few minutes"."""
+    """How long a machine serves nothing before it may be stopped; Fly says "every few minutes"."""
     drain_s: float = 60.0
-    """How long a machine that is too many gets no requests, before it gets them again because it never came to rest."""
+    """How long a machine that is one too many gets no requests, before it gets them again because it never came to
+    rest."""
     headroom: float = 0.7
-    """How full the machines that stay may be, of their soft limits, for another one to be too many."""
+    """A machine is one too many if those that stay would be no fuller than this part of their soft limits."""
     idle_look_s: float = 10.0
     """How often machines are looked at; at most one of an app is stopped each time."""
 

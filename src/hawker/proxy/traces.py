@@ -1,7 +1,8 @@
 """Sends what requests waited for to a collector of OpenTelemetry, as traces (`hawker.core.tracing`).
 
-Only of requests that had to wait: for a machine that starts, for room, for another try. Those that a machine takes at
-once, nearly all, cost nothing here. A collector that does not answer costs memory up to a bound, and then spans.
+Only requests that had to wait have traces: for a machine that starts, for room, for another try. Those that a machine
+takes at once, nearly all, cost nothing here. If the collector does not answer, spans are kept up to a bound and then
+lost.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from hawker.telemetry import get_logger
 
 EVERY_S = 1.0
 REQUESTS_MOST = 512
-"""Each time: some kilobytes a request, and a load that makes all of them wait is shown by fewer as well."""
+"""How many requests are sent each time: a request has some kilobytes, and a load that makes all of them wait is shown
+by fewer as well."""
 SEND_S = 5.0
 
 
 def endpoint_of(field: str, url: str) -> tuple[str, int, str]:
-    """Host, port and path of a collector. Raises `Invalid`."""
+    """The host, port and path of a collector. Raises `Invalid`."""
     try:
         parts = urlsplit(url)
         if parts.scheme == "http" and parts.hostname and not parts.query and not parts.username:

@@ -1,1 +1,2 @@
-"""Machines that serve the same public ports: their places, and the requests that wait for room at one."""
+"""Apps as a proxy serves them: machines that serve the same public ports, how each is reached, and who waits for
+room."""

@@ -59,7 +59,7 @@ class Endpoint:
         self.region = entry.region
 
     def reach(self, owner: EndpointOwner, addresses: tuple[Address, ...], headers: tuple[Header, ...]) -> None:
-        """From now on it is reached like this."""
+        """From now on the machine is reached like this."""
         self.owner, self.headers = owner, headers
         if addresses != self.addresses:
             self.addresses, self.address = addresses, addresses[0]
@@ -68,19 +68,19 @@ class Endpoint:
         self.pool.enter(self.entry)
 
     def leave(self) -> None:
-        """A request has gone, or has given up: there may be room for another."""
+        """A request has ended there, or has given up: there may be room for another."""
         self.pool.leave(self.entry)
         if self.wait_queue.queues:
             self.wait_queue.one(self.machine)
 
 
 class EndpointLease:
-    """`hawker.proxy.base.Lease`: counted as in flight by whoever made it."""
+    """A `hawker.proxy.base.Lease`. Whoever makes it has counted it as in flight."""
 
     __slots__ = ("_ended", "_endpoint", "address", "headers", "machine", "phases", "region")
 
     def __init__(self, endpoint: Endpoint, port: Header, phases: dict[str, float]) -> None:
-        """`port` is the public one, as a proxy is told of it."""
+        """`port` is the public port, as a field for another proxy."""
         self._endpoint = endpoint
         self._ended = False
         self.address = endpoint.address

@@ -16,7 +16,7 @@ from hawker.proxy.catalog_view.index import App, Machine
 from hawker.proxy.catalog_view.published import service_port
 
 Shape = frozenset[tuple[int, frozenset[tuple[int, int]]]]
-"""Ports inside with their ranges of public ports: what the groups of an app follow from."""
+"""Ports inside with their ranges of public ports, which decide the groups of an app."""
 
 
 class EndpointGroup:
@@ -30,22 +30,22 @@ class EndpointGroup:
 
 
 class RoutedApp:
-    """One app's groups, by port inside, and the places of its machines."""
+    """One app's groups, by port inside, and the endpoints of its machines."""
 
     def __init__(self, app: App) -> None:
         self.app = app
         self.groups: dict[int, EndpointGroup] = {}
         self.endpoints: dict[tuple[str, int], Endpoint] = {}  # by machine and port inside
-        self.leaving: dict[tuple[str, int], Endpoint] = {}  # that are gone, with requests still in flight
+        self.leaving: dict[tuple[str, int], Endpoint] = {}  # machines that are gone, with requests still in flight
         self.shape: Shape = frozenset()
         self.held = 0  # requests that wait for another region
-        self.version = 0  # of what public ports lead to
-        self.used = True  # since it was looked at last as one to be dropped
+        self.version = 0  # counts the changes of what public ports lead to
+        self.used = True  # since it was last checked whether it may be dropped
         self.dropped = False
         self._ports: dict[int, tuple[EndpointGroup, ServicePort] | None] = {}
 
     def at(self, port: int) -> tuple[EndpointGroup, ServicePort] | None:
-        """Who serves a public port, and how."""
+        """Which machines serve a public port, and how."""
         if port not in self._ports:
             self._ports[port] = self._look(port)
         return self._ports[port]

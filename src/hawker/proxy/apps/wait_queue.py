@@ -27,7 +27,7 @@ class WaitQueue:
         self._numbers = count()
 
     def join(self, machine: str) -> Waiter:
-        """`leave` it in the end."""
+        """Queue up. The caller waits, and calls `leave` in the end."""
         queue = self.queues.get(machine)
         if queue is None:
             queue = self.queues[machine] = Queue()
@@ -42,11 +42,12 @@ class WaitQueue:
         return queue is not None and queue.idle > 0
 
     def idle(self, machine: str) -> int:
-        """How many wait that room at this machine is of use to."""
+        """How many requests wait that could use room at this machine."""
         return sum(queue.idle for name in (machine, "") if (queue := self.queues.get(name)))
 
     def one(self, machine: str, after: int = -1) -> None:
-        """There is room for one more at this machine. `after`: only those behind that number are told."""
+        """There is room for one more request at this machine: call the first that can use it. `after`: only those
+        behind that number are called."""
         found = None
         for name in (machine, ""):
             queue = self.queues.get(name)
@@ -57,7 +58,7 @@ class WaitQueue:
             found.call(machine)
 
     def all(self) -> None:
-        """Something is different: each may look again."""
+        """Something is different: each waiter may look again."""
         for queue in self.queues.values():
             if queue.idle:
                 for waiter in queue.waiters.values():
@@ -103,7 +104,7 @@ class Waiter:
             future.set_result(None)
 
     async def wait(self, until: float) -> None:
-        """Until it is called, at most until then (of the loop's clock)."""
+        """Wait until this waiter is called, at most until then (of the loop's clock)."""
         loop = asyncio.get_running_loop()
         self.called = ""
         future = self._future = loop.create_future()
@@ -118,7 +119,8 @@ class Waiter:
                 self._queue.idle -= 1
 
     def leave(self) -> None:
-        """It is for the next one, if it was called and has not taken the room: then `called` is not ""."""
+        """Leave the queue. If it was called and has not taken the room (`called` is not ""), the next waiter is
+        called."""
         queue = self._queue
         del queue.waiters[self.number]
         self.wait_queue.count -= 1

@@ -1,5 +1,5 @@
-"""The loop that puts a worker's idle machines to rest. What to stop is decided in `hawker.core.idling`; how it is done
-without a request meeting it, in `hawker.proxy.machines.door`.
+"""Puts a worker's idle machines to rest. `hawker.core.idling` decides what to stop; `hawker.proxy.machines.door` stops
+it so that no request meets the stop.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Idling(BackgroundLoop):
         self._failing: set[str] = set()  # apps
 
     async def look(self) -> None:
-        """Once at all apps that have machines here which may be stopped. Raises `StoreError`."""
+        """Look once at all apps that have machines here which may be stopped. Raises `StoreError`."""
         apps = [app for (app,) in self._view.rows(_APPS, (self._app_table.worker,))]
         for gone in sorted(self._idlers.keys() - set(apps)):
             self._reopen(self._idlers.pop(gone).closed)
@@ -49,7 +49,7 @@ class Idling(BackgroundLoop):
                 self._failing.add(app)
             else:
                 self._failing.discard(app)
-            await asyncio.sleep(0)  # of many apps none keeps requests waiting
+            await asyncio.sleep(0)  # with many apps, requests are served between two of them
 
     async def _look_at(self, routed: RoutedApp) -> None:
         name = routed.app.name
@@ -57,7 +57,7 @@ class Idling(BackgroundLoop):
         running, coming = self._seen(routed)
         closed = idler.closed
         wish = idler.look(asyncio.get_running_loop().time(), running, coming)
-        if closed != idler.closed:  # it does not take requests now, perhaps, and will be as good as any
+        if closed != idler.closed:  # it may take no requests now, and will be as good as any other
             self._reopen(closed)
         match wish:
             case Stop(machine=machine, how=how) if door := self._app_table.doors.get(machine):
@@ -73,8 +73,8 @@ class Idling(BackgroundLoop):
             door.keep_closed(False)
 
     def _seen(self, routed: RoutedApp) -> tuple[list[Running], bool]:
-        """What runs, and whether something is on its way. What a worker had that may be gone is neither: nobody can
-        use it, and it would be on its way for ever."""
+        """Which machines run, and whether one is on its way up. A machine of a worker that may be gone counts as
+        neither: nobody can use it, and it would be on its way for ever."""
         running: list[Running] = []
         coming = False
         doubted = self._app_table.index.doubted - {self._app_table.worker}
@@ -102,7 +102,7 @@ class Idling(BackgroundLoop):
         return running, coming
 
     def _door(self, machine: str, worker: str) -> Door | None:
-        """Only of this proxy's own worker: nobody else knows all that is in flight."""
+        """Stop only machines of this proxy's own worker: nobody else knows all that is in flight there."""
         return self._app_table.doors.get(machine) if worker == self._app_table.worker else None
 
 

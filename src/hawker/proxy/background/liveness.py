@@ -1,9 +1,9 @@
 """Finds workers' proxies and programs that hang: they take connections and requests, and say nothing.
 
-What waits for an answer may well wait: programs are slow. So where answers have been awaited for a while, the proxy
-that should bring them is asked something itself that it answers at once (`hawker.proxy.machines.remote_proxy`). A
-program can only be asked what its service names for that, which is its checks: where they fail meanwhile, and another
-machine takes requests, it gets those of its that may be made twice."""
+A slow answer alone means nothing, since programs are slow. So when requests have waited for a remote proxy for a while,
+this one asks it something that it answers at once (`hawker.proxy.machines.remote_proxy`). A program can be asked only
+what its service names for that, which is its health checks: when they fail meanwhile, and another machine takes
+requests, that machine gets those that may be made twice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hawker.proxy.base import Address, Upstreams
 from hawker.proxy.machines.door import RUNNING
 
 PART = 0.2
-"""Of `hung_s`: how long answers are awaited before it is asked, and how often it is looked."""
+"""The part of `hung_s` after which an unanswered proxy is asked, and the pause between two looks."""
 
 
 class Liveness(BackgroundLoop):
@@ -41,7 +41,7 @@ class Liveness(BackgroundLoop):
             self._move(set(late))
 
     def _move(self, late: set[Address]) -> None:
-        """Away from programs that are this proxy's to ask."""
+        """Move requests away from programs of this proxy's own worker that say nothing."""
         running = [door for door in self._app_table.doors.values() if door.state == RUNNING]
         for endpoint in [
             endpoint for door in running for endpoint in door.endpoints.values() if endpoint.address in late

@@ -1,4 +1,4 @@
-"""What a proxy does by itself now and then."""
+"""Runs something now and then for as long as a proxy is open."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from hawker.telemetry import get_logger
 
 
 class BackgroundLoop:
-    """`begin`, then `close`: it has a `look` about every `pause_s` in between, for the first time after `first_s`. The
-    next one comes whatever goes wrong in one.
+    """`begin`, then `close`. In between it calls `look` about every `pause_s`, for the first time after `first_s`,
+    whatever goes wrong in one of them. `name` is what the log calls it. `random` gives numbers from 0 to below 1:
+    proxies do not all look in the same moment.
 
     `name` is what the log calls it. `random` gives numbers from 0 to below 1: proxies do not all look in the same
     moment."""
@@ -27,7 +28,7 @@ class BackgroundLoop:
         self._task: asyncio.Task[None] | None = None
 
     async def look(self) -> None:
-        """Once."""
+        """What is done each time."""
         raise NotImplementedError
 
     def begin(self) -> None:

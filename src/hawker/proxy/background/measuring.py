@@ -13,13 +13,13 @@ from hawker.proxy.base import Address
 from hawker.proxy.catalog_view.index import CatalogIndex
 
 EVERY_S = 30.0
-"""For each region. With what `Distances` remembers, one that is farther away now is known for that after four
-minutes."""
+"""How often each region is measured. With what `Distances` remembers, a region that is farther away now is known for
+that after four minutes."""
 FIRST_S = 1.0
-"""When it is begun with: by then the catalog has told of workers."""
+"""When the first measurement is made: by then the catalog has told of workers."""
 CONNECT_S = 2.0
 _RTT_AT = 68
-"""Of `struct tcp_info` (linux/tcp.h): `tcpi_rtt`, in microseconds."""
+"""The offset of `tcpi_rtt`, in microseconds, in `struct tcp_info` (linux/tcp.h)."""
 
 
 class Measuring(BackgroundLoop):
@@ -30,7 +30,7 @@ class Measuring(BackgroundLoop):
         self._distances = distances
 
     async def look(self) -> None:
-        """Once at each other region, by way of any of its proxies."""
+        """Measure each other region once, by way of any of its proxies."""
         proxies: dict[str, list[Address]] = {}
         for _, worker in sorted(self._directory.workers.items()):
             if worker.region != self._region and worker.proxy_port:
@@ -42,7 +42,8 @@ class Measuring(BackgroundLoop):
 
 
 async def round_trip(address: Address) -> float | None:
-    """Seconds, as the kernel has measured it with the first packets; None when no connection is taken."""
+    """The round trip in seconds, as the kernel has measured it with the first packets; None when no connection is
+    taken."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     try:
@@ -58,7 +59,8 @@ async def round_trip(address: Address) -> float | None:
 
 
 def _of_kernel(sock: socket.socket | None) -> float:
-    """0 where it does not tell. What this process measures has its own delays in it."""
+    """The kernel's round trip time, 0 where it tells none. A time that this process measures has the process's own
+    delays in it."""
     try:
         raw = b"" if sock is None else sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RTT_AT + 4)
     except (OSError, AttributeError):

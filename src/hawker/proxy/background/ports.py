@@ -1,6 +1,6 @@
 """Opens the public ports that apps have to themselves as they claim them, and closes those that nobody claims any more.
 
-A port that cannot be had is looked at again now and then: what has it may end.
+A port that cannot be opened is tried again now and then: what has it may end.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class OpenPorts:
                 self.missing[port] = why
 
     async def _open(self, port: int) -> str:
-        """Why it cannot be, or ""."""
+        """Open a port. Returns the reason why it cannot be opened, or ""."""
         if self._worker and self._view.rows(
             "select 1 from services where worker = ? and host_port = ? limit 1", (self._worker, port)
         ):

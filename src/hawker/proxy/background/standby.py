@@ -1,12 +1,12 @@
-"""Starting the machines that stand by for those of a worker that is gone (`standbys` of a machine's configuration).
+"""Starts the machines that stand by for those of a worker that is gone (`standbys` of a machine's configuration).
 
-Every proxy of the region looks by itself, and each that takes a worker for gone (`hawker.core.outage`) asks for the
-same starts; to ask twice for one is harmless. A standby is started once for an outage: what becomes of it then is its
-user's business, also when the worker comes back. What others did the standby's row tells: when it was started last for
-that worker. A proxy that has heard of the worker compares it with what the row said then, one that began in the middle
-of an outage with when the worker itself began last.
+Every proxy of the region looks by itself. Each that takes a worker for gone (`hawker.core.outage`) asks for the same
+starts; to ask twice is harmless. A standby is started once for an outage: what becomes of it then is its user's
+business, also when the worker comes back. The standby's row tells what others did: when it was started last for that
+worker. A proxy that has heard of the worker compares this with what the row said then; a proxy that began in the middle
+of an outage compares it with when the worker itself began last.
 
-Only workers are looked at whose machines have somebody standing by, with a connection a second.
+Only workers whose machines have standbys are looked at, with one connection a second.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hawker.telemetry import get_logger
 LOOK_S = 1.0
 CONNECT_S = 0.8
 AGAIN_S = 5.0
-"""After a start that its worker refused or did not answer."""
+"""The pause after a start that the standby's worker refused or did not answer."""
 
 _STANDBYS = (
     "select id, app, worker, standbys, case when desired = 'started' then '' else stood_for end, stood_at_ms "
@@ -40,7 +40,7 @@ ROWS_A_QUERY = 500
 
 class Standby(msgspec.Struct, frozen=True):
     """A machine, and those that it stands by for. `stood_for` is the worker for whose absence it was started last, at
-    `stood_at_ms`, if it was stopped by order since."""
+    `stood_at_ms`, if it was stopped by order since then."""
 
     machine: str
     app: str
@@ -51,8 +51,8 @@ class Standby(msgspec.Struct, frozen=True):
 
 
 class Named:
-    """The machines that name others that they stand by for. Few do: of all others nothing is read but what changes.
-    `close` when done."""
+    """The machines that name others that they stand by for. Few do; of all other rows only changes are read. `close`
+    when done."""
 
     def __init__(self, view: RowView) -> None:
         self._view = view
@@ -66,7 +66,7 @@ class Named:
             self._view.on_rows.remove(self._note)
 
     def standing(self) -> list[Standby]:
-        """Those that could be started for others. Raises `StoreError`."""
+        """The standbys that could be started for others. Raises `StoreError`."""
         if self._all:
             self._ids = {machine for (machine,) in self._view.rows(_NAMED)}
             self._changed, self._all = set(), False
@@ -95,13 +95,13 @@ class Named:
 
 
 def _some(ids: set[str]) -> list[list[str]]:
-    """In their order, as many at a time as a query may name."""
+    """The rows of these machines, in order, as many at a time as a query may name."""
     ordered = sorted(ids)
     return [ordered[first : first + ROWS_A_QUERY] for first in range(0, len(ordered), ROWS_A_QUERY)]
 
 
 class Standbys(BackgroundLoop):
-    """`outages` are those of workers that are looked at, by worker."""
+    """`outages` are what is known of each worker that is looked at, by its name."""
 
     def __init__(self, app_table: AppTable, view: RowView, random: Callable[[], float]) -> None:
         super().__init__("standbys", LOOK_S, random)
@@ -120,10 +120,10 @@ class Standbys(BackgroundLoop):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def look(self) -> None:
-        """Once. Raises `StoreError`."""
+        """Look once at the workers, and start the standbys of those that are gone. Raises `StoreError`."""
         standing = self._named.standing()
         workers = self._workers_of({machine for standby in standing for machine in standby.of})
-        # One that was acted on is not over because the standby runs now: its user may stop it meanwhile.
+        # An outage that was acted on is not over because the standby runs now: its user may stop it meanwhile.
         acted_on = {name for name, its in self.outages.items() if its.told and name in self._app_table.index.workers}
         looked_at = sorted(acted_on.union(workers.values()))
         for name in self.outages.keys() - set(looked_at):
@@ -156,7 +156,7 @@ class Standbys(BackgroundLoop):
                 self._start(standby, worker)
 
     def _workers_of(self, machines: set[str]) -> dict[str, str]:
-        """By machine: only of those that are meant to run."""
+        """The worker of each machine that is meant to run, by machine."""
         ids = sorted(machines)
         marks = ",".join("?" * len(ids))
         sql = f"select id, worker from machines where id in ({marks}) and desired <> 'stopped' order by id"
@@ -183,7 +183,7 @@ class Standbys(BackgroundLoop):
         return any(standby.stood_for == gone and standby.stood_at_ms > before.stood_at_ms for standby in now)
 
     async def _started(self, standby: Standby, gone: str) -> None:
-        """Until it runs, or the worker is back, or somebody else has decided otherwise."""
+        """Start a standby: try until it runs, or the worker is back, or somebody else has decided otherwise."""
         why = standby_cause(gone)
         wish = Wake(app=standby.app, machine=standby.machine, why=why)
         while (outage := self.outages.get(gone)) is not None and outage.told:

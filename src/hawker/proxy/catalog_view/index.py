@@ -1,10 +1,10 @@
-"""What the catalog says of apps and workers, in memory: an app from its first use on, and all workers.
+"""Keeps in memory what the catalog says of apps and workers: each app from its first use on, and all workers.
 
     directory = CatalogIndex(view, region)
     app = directory.find("web") or directory.load("web")
 
-What is kept is read again row by row as the catalog tells of changed keys, so that a fleet that changes all the time
-costs in proportion to its changes, not to its size. A row that makes no sense is passed over and counted; the rows
+The catalog tells of changed keys, and the rows of those are read again one by one, so that a fleet that changes all the
+time costs in proportion to its changes, not to its size. A row that makes no sense is passed over and counted; the rows
 beside it stand. Listeners are told of machines that are different now.
 """
 
@@ -25,14 +25,14 @@ from hawker.proxy.catalog_view.published import Served, served
 from hawker.telemetry import get_logger
 
 ROWS_A_TURN = 200
-"""Machines, or whole apps, that are read before the event loop has its turn: about 10 ms."""
+"""How many machines or apps are read before the event loop has its turn: about 10 ms."""
 BAD_KEPT = 100
-"""Rows that made no sense, to be shown; all are counted."""
+"""How many rows that made no sense are kept to be shown; all are counted."""
 PASSING = "passing"
 NONE: frozenset[str] = frozenset()
-"""One for all: most machines' checks pass, and a set takes as much memory as the rest of a machine."""
+"""All machines without failing checks share this set: a set takes as much memory as the rest of a machine."""
 AGAIN_S = 1.0
-"""After a look that the catalog's database refused."""
+"""The pause after the catalog's database has refused a query."""
 
 _MACHINE = "id, app, worker, region, state, cordoned, private_ip, process_group"
 _SERVICE = (
@@ -75,7 +75,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a worker's API is, and its proxy: `proxy_port` 0, it has none."""
+    """Where a worker's API is, and its proxy; `proxy_port` 0: it has no proxy."""
 
     name: str
     region: str
@@ -97,7 +97,7 @@ class App:
 
 
 OnMachine = Callable[[App, Machine | None, Machine | None], None]
-"""A machine of a loaded app was one thing, and is another now; None: not there."""
+"""Is told what a machine of a loaded app was, and what it is now; None: it is not there."""
 
 
 class CatalogIndex:
@@ -109,7 +109,7 @@ class CatalogIndex:
         self._view = view
         self._region = region
         self._apps: dict[str, App] = {}
-        self._app_of: dict[str, str] = {}  # of machines of loaded apps
+        self._app_of: dict[str, str] = {}  # machines of loaded apps
         self._machines: dict[str, None] = {}  # to be read again, in order
         self._stale: dict[str, None] = {}  # apps to be read again as a whole
         self._timer: asyncio.Handle | None = None
@@ -126,7 +126,7 @@ class CatalogIndex:
         self._read_members()
 
     def workers_of(self, app: str, region: str) -> list[Worker]:
-        """Workers of another region that have machines of an app, and a proxy. Raises `StoreError`."""
+        """The workers of another region that have machines of this app, and a proxy. Raises `StoreError`."""
         rows = self._view.rows("select worker from app_workers where app = ? and region = ? order by 1", (app, region))
         found = (self.workers.get(name) for (name,) in rows)
         return [worker for worker in found if worker is not None and worker.proxy_port]
@@ -142,7 +142,7 @@ class CatalogIndex:
         return len(self._apps)
 
     def find(self, name: str) -> App | None:
-        """An app that was loaded before, as it is now. Raises `StoreError`."""
+        """The app as it is now, if it was loaded before. Raises `StoreError`."""
         app = self._apps.get(name)
         if app is not None and app.stale:
             self._read_again(app)
@@ -165,20 +165,20 @@ class CatalogIndex:
         return app
 
     def forget(self, name: str) -> None:
-        """Drop a loaded app; nothing is told. It is read again when it is asked for."""
+        """Drop a loaded app; listeners are not told. It is read again when it is asked for."""
         if app := self._apps.pop(name, None):
             for machine in app.machines:
                 self._app_of.pop(machine, None)
 
     def settle(self) -> None:
-        """Read now what is to be read again."""
+        """Read at once what has changed."""
         while self._machines or self._stale:
             self._look()
 
     # --- what has changed --------------------------------------------------------------------------------------------
 
     def _changed(self, changed: Changed) -> None:
-        """Called inside the catalog's commit: only notes what to look at."""
+        """The catalog calls this inside its commit: it only notes what to read."""
         for table in ("machines", "services", "checks"):
             keys = changed.get(table, ())
             if keys is None:
@@ -225,7 +225,7 @@ class CatalogIndex:
                 self._later()
 
     def _look(self) -> None:
-        """As much as one turn of the loop may take. Raises `StoreError`: what was not read is still to be."""
+        """Read as much as one turn of the loop may take. Raises `StoreError`; what was not read then is read later."""
         for name in list(self._stale)[:ROWS_A_TURN]:
             app = self._apps.get(name)
             if app is not None and app.stale:
@@ -297,7 +297,7 @@ class CatalogIndex:
         return made
 
     def _checks(self, column: str, keys: Sequence[str]) -> dict[str, set[str]]:
-        """Services that fail, by machine."""
+        """The services whose checks fail, by machine."""
         if not keys:
             return {}
         found: dict[str, set[str]] = {}
@@ -312,8 +312,8 @@ class CatalogIndex:
         return found
 
     def _services(self, column: str, keys: Sequence[str]) -> dict[str, list[Served]]:
-        """By machine. A machine that has moved to another worker may have rows of both: that of its own worker is
-        the one beside it in the view `machines`."""
+        """The rows of checks, by machine. A machine that has moved to another worker may have rows of both; those of
+        its own worker are beside it in the view `machines`."""
         if not keys:
             return {}
         found: dict[str, list[Served]] = {}
@@ -336,7 +336,7 @@ class CatalogIndex:
 
     def _set(self, app: App, machine: str, new: Machine | None) -> None:
         before = self._app_of.get(machine)
-        if before is not None and before != app.name:  # it was another app's: there it is no more
+        if before is not None and before != app.name:  # it was another app's, which has it no more
             if new is None:
                 return
             self._set(self._apps[before], machine, None)

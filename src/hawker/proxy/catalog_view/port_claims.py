@@ -1,6 +1,6 @@
-"""Which app has which public port to itself: ports that are not told apart by the names of apps.
+"""Knows which app has which public port to itself: ports where apps are not told apart by their names.
 
-Where several apps claim one port, the older one has it: an app that was there before loses nothing to a later one.
+Where several apps claim one port, the oldest app has it, so that an app loses nothing to one that came later.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from hawker.model.services import read_ports
 from hawker.telemetry import get_logger
 
 CLAIMED_MOST = 256
-"""Ports of one service that are opened for its app: a range may have thousands."""
+"""How many ports of one service are opened for its app: a range may have thousands."""
 ROWS_A_TURN = 500
 DELAY_S = 0.05
-"""Machines come by the dozen, with the same ports."""
+"""How long changes are collected before their rows are read: machines come by the dozen, with the same ports."""
 AGAIN_S = 1.0
 
 _ROWS = "select id, app, ports from services where ports <> '[]' and protocol = 'tcp'"
@@ -28,10 +28,10 @@ _TEXTS = "select distinct ports from services where ports <> '[]' and protocol =
 
 
 class PortClaims:
-    """`ports`: apps by public port. `on_ports` is told when they are different. `close` when done."""
+    """`ports` are the apps by public port. `on_ports` is told when they are different. `close` when done."""
 
     def __init__(self, view: RowView, shared_ports: Iterable[int]) -> None:
-        """`shared_ports`: where many apps are told apart by their names, which belong to nobody."""
+        """`shared_ports` are those where many apps are told apart by their names; they belong to nobody."""
         self._view = view
         self._shared = frozenset(shared_ports)
         self._rows: dict[str, tuple[str, frozenset[int]]] = {}  # app and ports, by key of `services`
@@ -52,7 +52,7 @@ class PortClaims:
             self._timer.cancel()
 
     def settle(self) -> None:
-        """Read now what is to be read again."""
+        """Read at once what has changed."""
         while self._again:
             self._look()
 
@@ -105,7 +105,7 @@ class PortClaims:
         self._decide()
 
     def _set(self, key: str, row: Sequence[str] | None) -> bool:
-        """Whether an app claims other ports now."""
+        """Returns whether an app claims other ports now."""
         now = (row[1], self._ports_of(row[2])) if row else None
         if now is not None and not now[1]:
             now = None
@@ -131,7 +131,7 @@ class PortClaims:
         return differ
 
     def _ports_of(self, text: str) -> frozenset[int]:
-        """A row that makes no sense claims nothing; it is told of when its app is loaded."""
+        """A row that makes no sense claims nothing. The index reports it when its app is loaded."""
         found = self._parsed.get(text)
         if found is None:
             try:

@@ -25,7 +25,7 @@ from hawker.model.services import (
 from hawker.proxy.base import ServicePort
 
 KEPT = 4096
-"""Different texts of ports at most that are kept as values; an app has one or two."""
+"""How many different texts of ports are kept as values; an app has one or two."""
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -44,16 +44,16 @@ class Served(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     min_machines_running: int
 
     def at(self, port: int) -> PublicPort | None:
-        """What it does at this public port."""
+        """The public port of the service with this number, if it has it."""
         return next((each for each in self.ports if each.first <= port <= each.last), None)
 
 
 def served(row: Mapping[str, Any]) -> Served:
-    """From the columns of `services` by name. Raises `ValueError`."""
+    """Read the columns of a row of `services`, by name. Raises `ValueError`."""
     autostop: Any = intern(row["autostop"] or "off")
     protocol: Any = intern(row["protocol"] or "tcp")
     if autostop not in LEAST_AGGRESSIVE:
-        autostop = "off"  # of a newer Hawker: whatever it is, a machine that runs does no harm
+        autostop = "off"  # a newer Hawker wrote it: whatever it is, a machine that runs does no harm
     if protocol not in ("tcp", "udp"):
         raise ValueError(f"protocol {protocol!r} is not known here")
     ports = _ports(row["ports"] or "[]")
@@ -79,7 +79,7 @@ def served(row: Mapping[str, Any]) -> Served:
 
 @lru_cache(KEPT)
 def service_port(port: PublicPort) -> ServicePort:
-    """As data planes take it; what a configuration leaves open is as `ServicePort` has it."""
+    """The public port as data planes take it; what a configuration leaves open is as `ServicePort` has it."""
     http = port.http
     times = {"idle_timeout_s": http.idle_timeout_s, "headers_read_timeout_s": http.headers_read_timeout_s}
     return ServicePort(

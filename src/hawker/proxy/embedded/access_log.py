@@ -1,9 +1,10 @@
-"""The access log: a line a request in the Combined Log Format, with what only a proxy knows after it.
+"""The access log: one line for each request in the Combined Log Format, followed by what only a proxy knows.
 
     203.0.113.7 - - [21/Nov/2026:17:30:01 +0000] "GET /a HTTP/1.1" 200 5 "-" "curl/8.5" 01M7..-0-ams web 3d8e.. 0.8 1.2
 
-After the user agent: request id, app, machine ("-": none), milliseconds to the answer's first byte and to its end. A
-request whose client left has status 499. Lines are written some at a time; a file that was moved away is begun anew.
+After the user agent come request id, app, machine ("-": none), milliseconds to the answer's first byte and to its end.
+A request whose client left has status 499. Lines are written some at a time; when the file was moved away, a new one is
+begun.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class AccessLog:
         first_s: float,
         total_s: float,
     ) -> None:
-        """Bytes `sent` are those of the body. `first_s` under 0: there was no answer."""
+        """`sent` counts the bytes of the answer's body. `first_s` under 0: there was no answer."""
         referer = agent = "-"
         for name, value in request.headers:
             if name == b"user-agent":
@@ -62,7 +63,7 @@ class AccessLog:
         )
 
     def put(self, line: str) -> None:
-        """A line as it is to be, with its end."""
+        """Add a line that is ready, with its end."""
         self._lines.append(line)
         if len(self._lines) >= FLUSH_LINES:
             self.flush()
@@ -87,7 +88,7 @@ class AccessLog:
         os.close(self._file)
 
     def _follow(self) -> None:
-        """Write to what bears the name now: whoever turns logs over moves the file away."""
+        """Write to the file that bears the name now: whoever rotates logs moves the file away."""
         try:
             named = os.stat(self.path)
         except FileNotFoundError:
@@ -111,5 +112,5 @@ _VERSIONS = {0: "1.0", 1: "1.1", 2: "2.0"}
 
 
 def quoted(value: bytes) -> str:
-    """As it stands between quotes in a line."""
+    """The value as it stands between quotes in a line."""
     return value.decode("latin-1").translate(_ESCAPED)

@@ -1,4 +1,4 @@
-"""Chunked bodies: decoded by llhttp, cut exactly where they end, with their framing and their trailers bounded."""
+"""Decodes chunked bodies by llhttp, cut exactly where they end, with their framing and their trailers bounded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FRAMED = 9
 
 
 def chunk(data: bytes) -> bytes:
-    """Not empty."""
+    """One chunk of data that is not empty."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
@@ -43,18 +43,18 @@ class Chunks:
         self.done = False
         self._limits = limits
         self._raw: list[Header] = []
-        self._raw_bytes = 0  # of complete trailers
+        self._raw_bytes = 0  # bytes of complete trailers
         self._wire = 0
         self._data = 0
         self._trailing = False  # no data came since the last chunk's size
-        self._since = 0  # bytes in inputs after the one with that size
+        self._since = 0  # bytes of the inputs after the one with that size
         self._tail = b""
         self._begun = False
         self._parser = httptools.HttpRequestParser(self)
         self._parser.feed_data(_HEAD)
 
     def feed(self, data: bytes) -> bytes:
-        """Returns what follows the body. Raises `BadHead`."""
+        """Decode more of the body. Returns what follows the body. Raises `BadHead`."""
         start = 0
         if self._tail:
             across = (self._tail + data[:3]).find(_END)

@@ -1,4 +1,4 @@
-"""How much of requests' bodies is kept, to be sent once more, of all apps together and of each.
+"""Counts how much of requests' bodies is kept, to be sent once more, by all apps together and by each.
 
 An app may keep as much as is left for the others (the dynamic threshold of buffers in a switch: Choudhury and Hahne
 1998). Alone it has half of all; of two that want all each has a third. So whatever one app's requests wait for, those
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 
 class BodyBudget:
-    """`bytes` are those of all. Bytes that no app is known for yet count as those of one app more, ""."""
+    """`bytes` is the sum. Bytes whose app is not known yet count as those of one more app, ""."""
 
     __slots__ = ("_by_app", "_most", "bytes")
 
@@ -25,7 +25,7 @@ class BodyBudget:
         self._by_app[app] = self._by_app.get(app, 0) + count
 
     def drop(self, app: str, count: int) -> None:
-        """Of those that were added."""
+        """Bytes that were added are kept no more."""
         self.bytes -= count
         left = self._by_app[app] - count
         if left:
@@ -34,5 +34,5 @@ class BodyBudget:
             del self._by_app[app]
 
     def too_much(self, app: str) -> bool:
-        """Whether this one keeps more than it may."""
+        """Whether this app keeps more than it may."""
         return self._by_app.get(app, 0) > self._most - self.bytes

@@ -65,7 +65,7 @@ class ClientConnection(H1Writer, asyncio.Protocol):
         self._stopped = False  # reading from the transport is paused
         self._hold = False  # the machine takes no more of the body
         self._choked = False  # the client takes no more of the answer
-        self._ended = False  # the client has said its last
+        self._ended = False  # the client has closed its sending side
         self._keep = not context.retiring
         self._minor = 1
         self._head_s = context.settings.head_timeout_s
@@ -115,7 +115,7 @@ class ClientConnection(H1Writer, asyncio.Protocol):
                 self._refuse(refusals.of_head(bad.problem, bad.status))
 
     def eof_received(self) -> bool:
-        """A client that says no more has left, or has only half closed and still listens: which, is seen when it is
+        """The client has closed its sending side. It has left, or still listens: which of both is seen when it is
         written to. Until then it gets the answers to all that it has asked, if they come soon."""
         asked = self._left == _BUSY or (self._left == _AWAITED and self._choked and bool(self._held))
         if not (asked and self._transport.can_write_eof()):
@@ -127,7 +127,7 @@ class ClientConnection(H1Writer, asyncio.Protocol):
         self._ended = True
         if not self._held:
             self._keep = False
-        self._transport.pause_reading()  # whoever goes on with the connection is told its end by going on to read
+        self._transport.pause_reading()  # whoever goes on with the connection sees its end by reading on
         self._deadline.within(self._settings.half_closed_s)
         return True
 
@@ -160,7 +160,8 @@ class ClientConnection(H1Writer, asyncio.Protocol):
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def _read(self, data: bytes) -> None:
-        """Heads, and bodies that came with them, until a request waits for its answer, or answers for their client."""
+        """Read heads, and bodies that came with them, until a request waits for its answer, or answers for their
+        client."""
         if self._held:
             data = self._held + data
             self._held = b""
@@ -196,7 +197,7 @@ class ClientConnection(H1Writer, asyncio.Protocol):
             self._go_on()
 
     def _said_all(self) -> None:
-        """By a client that says no more: what is left here and not waited for is no whole request."""
+        """The client has closed its sending side: what is left here and not waited for is no whole request."""
         if self._left == _AWAITED and not (self._choked and self._held):
             self._close()
         elif self._left > 0 or self._left == CHUNKED:
@@ -206,7 +207,7 @@ class ClientConnection(H1Writer, asyncio.Protocol):
             self._close()
 
     def _after_empty_line(self, data: bytes) -> bytes:
-        """An empty line before a request is for old clients (RFC 9112 2.2). Two are not taken."""
+        """Skip one empty line before a request, which old clients send (RFC 9112 2.2). Two are refused."""
         if data[:2] == b"\r\n":
             data = data[2:]
         if data[:1] == b"\r" and len(data) > 1:
@@ -214,7 +215,7 @@ class ClientConnection(H1Writer, asyncio.Protocol):
         return data
 
     def _wait_for_head(self, data: bytes) -> None:
-        """Not all of it is there. Raises `BadHead` when it will never be one."""
+        """Keep a head of which not all is there. Raises `BadHead` when it will never be one."""
         limit = self._settings.head_bytes
         if len(data) > limit:
             raise BadHead(f"its head is longer than {limit} bytes", 431)
@@ -253,7 +254,7 @@ class ClientConnection(H1Writer, asyncio.Protocol):
             self._deadline.clear()
 
     def _read_body(self, data: bytes) -> bytes:
-        """Returns what follows the body."""
+        """Read more of the body. Returns what follows it."""
         exchange = self._exchange
         assert exchange is not None
         left = self._left
@@ -281,7 +282,7 @@ class ClientConnection(H1Writer, asyncio.Protocol):
         return data
 
     def _refuse(self, refusal: Refused) -> None:
-        """What comes cannot be read as HTTP, or does not come: answer, and close."""
+        """What comes cannot be read as HTTP, or does not come: answer that, and close."""
         self._keep = False
         exchange = self._exchange
         if exchange is not None:
@@ -306,7 +307,7 @@ class ClientConnection(H1Writer, asyncio.Protocol):
 
     def _late(self) -> None:
         if self._choked or self._left == _CLOSED:
-            reset(self._transport)  # nor shall the system keep what it does not take
+            reset(self._transport)  # the system shall not keep what the client does not take, either
         elif self._ended:
             self._transport.abort()
         elif self._left == _AWAITED:
@@ -365,15 +366,15 @@ class ClientConnection(H1Writer, asyncio.Protocol):
         if held:
             self._stop()
             if not self._choked:
-                self._deadline.clear()  # it is not the client who is slow
+                self._deadline.clear()  # the machine is slow, not the client
         elif self._stopped:
             self._go_on()
             if self._left > 0 or self._left == CHUNKED:
                 self._deadline.within(self._idle_s)
 
     def _linger(self) -> None:
-        """Close so that the answer arrives although the client still sends: data that meets a closed socket would reset
-        the connection and with it what was not read yet."""
+        """Close so that the answer arrives although the client still sends: a socket that is closed answers data with a
+        reset, and the client would lose what it has not read yet."""
         self._left = _LINGER
         self._held = b""
         self._deadline.clear()

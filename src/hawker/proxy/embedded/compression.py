@@ -1,4 +1,4 @@
-"""Answers compressed with gzip, where the public port asks for it and client, app and kind of answer allow it."""
+"""Compresses answers with gzip, where the public port asks for it and client, app and kind of answer allow it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from hawker.proxy.base import Header
 from hawker.proxy.embedded.heads import CHUNKED, UNTIL_CLOSE, AnswerHead, RequestHead
 
 BYTES_LEAST = 512
-"""Of a body whose length is known: smaller ones fit a packet anyway."""
+"""The least length of a body that is compressed: smaller ones fit a packet anyway."""
 LEVEL = 1
-"""Compressing takes the time of all other requests; higher levels take several times as much for a tenth less."""
+"""Compressing takes time from all other requests; higher levels take several times as much for a tenth less."""
 
 _TYPES = frozenset(
     f"application/{kind}".encode()
@@ -22,7 +22,7 @@ _STREAMED = b"text/event-stream"
 
 
 class Gzip:
-    """One body."""
+    """Compresses one body."""
 
     __slots__ = ("_deflate",)
 
@@ -33,7 +33,7 @@ class Gzip:
         return self._deflate.compress(data)
 
     def pause(self) -> bytes:
-        """All that was added so far, for a client that has to see it now."""
+        """Give out all that was added so far, for a client that has to see it now."""
         return self._deflate.flush(zlib.Z_SYNC_FLUSH)
 
     def end(self) -> bytes:
@@ -41,7 +41,7 @@ class Gzip:
 
 
 def compressible(request: RequestHead, head: AnswerHead) -> bool:
-    """Whether the answer is one that pays, is not compressed, and may be (RFC 9110 8.4, RFC 9111 5.2.2.6)."""
+    """Whether compressing this answer pays, and is allowed (RFC 9110 8.4, RFC 9111 5.2.2.6)."""
     if request.method == b"HEAD" or head.status in (204, 206, 304) or not (head.length >= BYTES_LEAST or _open(head)):
         return False
     kind = b""
@@ -77,7 +77,7 @@ def _open(head: AnswerHead) -> bool:
 
 
 def _takes_gzip(value: bytes) -> bool:
-    """Of Accept-Encoding (RFC 9110 12.5.3)."""
+    """Whether Accept-Encoding allows gzip (RFC 9110 12.5.3)."""
     for part in value.lower().split(b","):
         coding, _, weight = part.strip().partition(b";")
         if coding.strip() in (b"gzip", b"x-gzip"):

@@ -1,4 +1,4 @@
-"""What all connections and exchanges of a data plane have in common: they are given it, and know nothing above it."""
+"""What all connections and exchanges of a data plane share: each is given it, and knows nothing above it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ANSWERS_KEPT = 4096
 
 
 class Connection(Protocol):
-    """A client's, before it becomes a tunnel."""
+    """A client's connection, before it becomes a tunnel."""
 
     @property
     def busy(self) -> int:
@@ -38,7 +38,8 @@ class Connection(Protocol):
         ...
 
     def drain(self, *, patiently: bool = False) -> None:
-        """End it, as soon as what is under way is answered; `patiently`: what may just come, too."""
+        """End the connection as soon as what is under way is answered; `patiently`: requests that may just come are
+        answered, too."""
         ...
 
     def abort(self) -> None: ...
@@ -75,7 +76,7 @@ class Challenges(Protocol):
 
 
 class Observer(Protocol):
-    """A plane that stands before the embedded one, and learns from it what each app does."""
+    """A data plane that stands before the embedded one, and learns from it what each app does."""
 
     def hinted(self, route: Route) -> None:
         """A machine has answered a request of this route with an interim answer first."""
@@ -138,10 +139,10 @@ class PlaneContext:
             settings.connections_of_one,
         )
         self.connections: dict[Connection, bytes] = {}
-        """The address that each is counted for."""
+        """By connection the address that it is counted for."""
         self.tunnels: dict[Tunnel, bytes] = {}
         self.retiring: bool = False
-        """Whether another one takes its place at once: connections are not kept for further requests."""
+        """Whether another process takes over: connections are not kept for further requests."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._answers: dict[int, tuple[ServicePort, Answer]] = {}
         self._one_left = asyncio.Event()
@@ -150,12 +151,13 @@ class PlaneContext:
         self._suffix = b"-" + settings.region.encode() if settings.region else b""
 
     def address_of(self, transport: asyncio.Transport) -> bytes:
-        """For whom a connection is counted; b"": for nobody, as it brings many users, or is a part of another one."""
+        """The address that a connection counts for; b"": it counts for nobody, as it brings many users, or is a part of
+        another one."""
         address = b"" if transport.get_extra_info("socket") is None else peer_of(transport)
         return b"" if address in self.trusted else address
 
     def came(self, which: Connection | Tunnel, transport: asyncio.Transport, *, edge: bool = True) -> None:
-        """This one is open. Not `edge`: it is another proxy's."""
+        """This connection is open. Not `edge`: it is another proxy's."""
         address = self.address_of(transport) if edge else b""
         self.limits.count(address)
         if isinstance(which, Tunnel):
@@ -164,14 +166,14 @@ class PlaneContext:
             self.connections[which] = address
 
     def left(self, which: Connection | Tunnel) -> None:
-        """This one is closed, or another one goes on with what it had."""
+        """This connection is closed, or another one goes on with what it had."""
         address = self.tunnels.pop(which, None) if isinstance(which, Tunnel) else self.connections.pop(which, None)
         if address is not None:
             self.limits.leave(address)
         self._one_left.set()
 
     async def left_by(self, remaining: Callable[[], object]) -> None:
-        """Until none of those connections and tunnels remain; `remaining` is asked whenever one is closed."""
+        """Wait until none of those connections and tunnels remain; `remaining` is asked whenever one is closed."""
         while remaining():
             self._one_left.clear()
             await self._one_left.wait()
@@ -187,26 +189,26 @@ class PlaneContext:
             self.access = None
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task that ends with the data plane."""
+        """Start a task that ends with the data plane."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def now_us(self) -> int:
-        """Wall clock, microseconds since 1970."""
+        """The wall clock in microseconds since 1970."""
         return self.host.now_ms() * 1000
 
     def next_id(self) -> bytes:
-        """Of a request: unique, no secret. Which proxy and when it started, a number, the region."""
+        """The id of a request. It is unique, and no secret: which proxy and when it started, a number, the region."""
         return b"%b-%x%b" % (self.prefix, next(self._numbers), self._suffix)
 
     def websocket_key(self) -> bytes:
-        """For a WebSocket of HTTP/1.1 whose other end is one of HTTP/2, which needs none (RFC 8441, 5.1)."""
+        """A key for a WebSocket of HTTP/1.1 whose other end speaks HTTP/2, which needs none (RFC 8441, 5.1)."""
         return base64.b64encode(self.host.rng.getrandbits(128).to_bytes(16, "big"))
 
     def answer_of(self, port: ServicePort) -> Answer:
-        """What this public port does to answers. There are few of them, each an object that lives with its app."""
+        """What this public port changes in answers. There are few of these objects, and each lives with its app."""
         known = self._answers.get(id(port))
         if known is None or known[0] is not port:
             if len(self._answers) >= _ANSWERS_KEPT:
@@ -217,7 +219,7 @@ class PlaneContext:
 
 
 def peer_of(transport: asyncio.Transport) -> bytes:
-    """The address that a connection comes from; of a mapped IPv4 address the IPv4 one."""
+    """The address that a connection comes from; an IPv4 address that is mapped into IPv6 as the IPv4 one."""
     peer = transport.get_extra_info("peername")
     text: str = peer[0] if peer else ""
     return text.removeprefix("::ffff:").encode()

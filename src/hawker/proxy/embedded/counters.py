@@ -1,4 +1,4 @@
-"""What the data plane counts: plain integers on the path of a request, made into metrics when somebody asks."""
+"""Counts what happens on the path of a request in plain integers, which become metrics when somebody asks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Connection(Protocol):
 
 
 class Counted(Protocol):
-    """What is counted when somebody asks."""
+    """What these counters count when somebody asks."""
 
     @property
     def connections(self) -> Collection[Connection]: ...
@@ -30,7 +30,7 @@ class Counted(Protocol):
 
 
 class Counters:
-    """`register` it with a registry. `statuses` has 499 for clients that left."""
+    """The counters of a data plane, to be registered with a registry. `statuses` has 499 for clients that left."""
 
     def __init__(self, of: Counted) -> None:
         self._of = of
@@ -41,7 +41,7 @@ class Counters:
         self.handshakes = 0
         self.handshakes_failed = 0
         self.handshakes_before = (0, 0)
-        """The same two of a program that stands before this one."""
+        """The same two counts of a program that stands before this one, such as HAProxy."""
         self.first_byte = Distribution(BUCKETS_S)
         self.phases: dict[str, Distribution] = {}
 
@@ -52,14 +52,14 @@ class Counters:
             self.first_byte.observe(seconds)
 
     def spent(self, phase: str, seconds: float) -> None:
-        """What one of the things took that a request may have to wait for."""
+        """How long a request had to wait for one thing."""
         known = self.phases.get(phase)
         if known is None:
             known = self.phases[phase] = Distribution(BUCKETS_S)
         known.observe(seconds)
 
     def unread(self, status: int) -> None:
-        """What came could not be read as a request."""
+        """What came could not be read as a request; it was answered with this status."""
         self.refused[status] = self.refused.get(status, 0) + 1
 
     def collect(self) -> Iterator[Family]:

@@ -23,7 +23,7 @@ class Deadline:
 
     @property
     def at(self) -> float:
-        """Infinite where there is none."""
+        """When it is late, infinite where there is no deadline."""
         return self._at
 
     def within(self, seconds: float) -> None:
@@ -37,7 +37,7 @@ class Deadline:
         self._at = math.inf
 
     def close(self) -> None:
-        """For good: nothing holds its owner after this."""
+        """End it for good: nothing holds its owner after this."""
         self._at = math.inf
         if self._timer is not None:
             self._timer.cancel()

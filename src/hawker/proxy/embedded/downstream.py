@@ -10,19 +10,20 @@ from hawker.proxy.base import Header
 
 
 class Downstream(Protocol):
-    """One exchange's client. `answer` comes at most once, after any number of `interim`; `data` follows it, and exactly
-    one of `end`, `cut` and `switch` comes last. Nothing is sent before `flush` or the end."""
+    """The client of one exchange. `answer` comes at most once, after any number of `interim`; `data` follows it, and
+    exactly one of `end`, `cut` and `switch` comes last. Nothing is sent before `flush` or the end."""
 
     def interim(self, status: int, headers: Sequence[Header]) -> None:
-        """A 1xx answer. A client of HTTP/1.0 does not get it."""
+        """Send a 1xx answer. A client of HTTP/1.0 does not get it."""
         ...
 
     def answer(self, status: int, reason: bytes, headers: list[Header], length: int) -> None:
-        """The head. `length` is as in `AnswerHead`; `headers` have nothing of a connection, nor Transfer-Encoding."""
+        """The head of the answer. `length` is as in `AnswerHead`; `headers` have nothing of a connection, nor
+        Transfer-Encoding."""
         ...
 
     def answer_lines(self, status: int, reason: bytes, lines: Sequence[bytes], length: int) -> None:
-        """The same, with the fields as lines of HTTP/1.1, in pieces, without the last one's end."""
+        """The same head, with the fields as lines of HTTP/1.1, in pieces, without the last one's end."""
         ...
 
     def data(self, data: bytes) -> None: ...
@@ -32,7 +33,7 @@ class Downstream(Protocol):
     def end(self, trailers: Sequence[Header]) -> None: ...
 
     def cut(self) -> None:
-        """End it so that the client sees that it is not complete."""
+        """End the answer so that the client sees that it is not complete."""
         ...
 
     def switch(self, status: int, reason: bytes, headers: list[Header]) -> tuple[asyncio.Transport, bytes]:

@@ -72,7 +72,7 @@ class Exchange:
         if self.sending and self._body.upload is None:
             request = self._upstream.request
             most = self._context.settings.replay_bytes
-            # Who waits to be told to go on is told so by the machine.
+            # The machine tells a client to go on that waits for that.
             awaited = self._ingress.edge and 0 < request.length <= most and not request.expects
             self._body.watch(self, self.app, sized=request.length > 0, awaited=awaited)
         self._upstream.start()
@@ -85,7 +85,7 @@ class Exchange:
                 body.pass_on()
             else:
                 if body.awaited:
-                    self._upstream.body_came()  # of all requests too much is kept: it passes as it comes
+                    self._upstream.body_came()  # all requests together keep too much: this one passes as it comes
                 if self._connection is None and not self.over:
                     self._hold(True)
         if connection is not None:
@@ -123,7 +123,7 @@ class Exchange:
 
     @property
     def placed(self) -> bool:
-        """Whether a machine has a place for it, and it is not held."""
+        """Whether the request has a lease of a machine, and is not held."""
         return self._upstream.lease is not None
 
     def refuse(self, refusal: Refused) -> None:
@@ -278,7 +278,7 @@ class Exchange:
         self._hold(False)
 
     def _join(self, connection: UpstreamConnection) -> None:
-        """Bytes pass between client and machine from here on."""
+        """Join client and machine: bytes pass between them from here on."""
         self.status = 200
         self.first = self._context.now()
         self._tunnel(self._downstream.switch(200, b"", []), connection.release(), b"")
@@ -294,7 +294,7 @@ class Exchange:
         Tunnel(transport, machine, idle_s, self._tunnelled, self._context).start(early, first)
 
     def _heed(self, head: AnswerHead) -> bool:
-        """An answer with fields meant for this proxy. True: it is not the client's."""
+        """Look at an answer with fields meant for this proxy. True: the client does not get it."""
         lease, connection = self._upstream.lease, self._connection
         assert lease is not None
         assert connection is not None
@@ -358,7 +358,7 @@ class Exchange:
         self._record()
 
     def _record(self) -> None:
-        """For counts and the log."""
+        """Add the request to the counts and the log."""
         context, begun, first = self._context, self.begun, self.first
         first_s = first - begun if first else -1.0
         context.counters.answered(self.status, first_s)

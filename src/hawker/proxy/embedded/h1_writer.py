@@ -1,5 +1,5 @@
-"""What a client is told that speaks HTTP/1: heads, framing, bodies. An answer's head and what is there of its body go
-out in one write."""
+"""Writes answers to a client that speaks HTTP/1: heads, framing, bodies. An answer's head and what is there of its body
+go out in one write."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
 class H1Writer:
-    """The half of a connection that writes. `_keep`: it serves further requests; `_minor` is of the request's version,
-    `_exchange` whose answer it is."""
+    """The half of a connection that writes. `_keep`: it serves further requests; `_minor` belongs to the request's
+    version, `_exchange` gives the answer."""
 
     __slots__ = ("_chunked", "_exchange", "_keep", "_minor", "_out", "_settings", "_transport", "served")
 
@@ -44,7 +44,7 @@ class H1Writer:
             head = b"HTTP/1.1 %d %b\r\n" % (status, reason or _REASONS.get(status, b""))
         exchange = self._exchange
         if exchange is not None and exchange.sending:
-            self._keep = False  # an early answer: what is still to come of the request could not be told from the next
+            self._keep = False  # the answer is early: the rest of this request could not be told from the next one
         if self._settings.requests_per_connection and self.served + 1 >= self._settings.requests_per_connection:
             self._keep = False
         framing = b"\r\n\r\n"
@@ -73,12 +73,12 @@ class H1Writer:
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
 
     def _write_head(self, status: int, reason: bytes, headers: Sequence[Header]) -> None:
-        """One that no answer's body follows."""
+        """Write a head that no body follows."""
         head = b"HTTP/1.1 %d %b\r\n" % (status, reason or _REASONS.get(status, b""))
         self._transport.write(head + b"".join([b"%b: %b\r\n" % field for field in headers]) + b"\r\n")
 
     def _write_end(self, trailers: Sequence[Header]) -> None:
-        """All that is left of the answer."""
+        """Write all that is left of the answer."""
         out = self._out
         if self._chunked:
             self._chunked = False

@@ -22,12 +22,11 @@ from hawker.proxy.embedded.heads import AnswerHead, BadHead
 from hawker.proxy.embedded.ingress import ForwardedIngress, PublicIngress, client_of
 
 _LOOKS = 4
-"""How often within the idle time-out streams are looked at."""
+"""How often within the idle time-out each stream is looked at."""
 
 
 class H2Connection(Wire):
-    """One for each connection that speaks it, at the public port `port`. `way` is what a load balancer has told of
-    it."""
+    """A connection of HTTP/2 at the public port `port`. `way` is what a load balancer has told of it."""
 
     _heeded: ClassVar[dict[type[Event], str]] = {
         RequestReceived: "_request",
@@ -80,7 +79,7 @@ class H2Connection(Wire):
 
     @property
     def ingress(self) -> PublicIngress:
-        """For one more request."""
+        """Whether there is room for one more request."""
         return self._shared or ForwardedOver2(self.context, self._port, self._client, self._secure, self._app)
 
     # --- events ------------------------------------------------------------------------------------------------------
@@ -112,7 +111,7 @@ class H2Connection(Wire):
                 self.refuse(stream)
 
     def refuse(self, stream: H2Request) -> None:
-        """What came on it breaks the rules of HTTP/2."""
+        """What came on the connection breaks the rules of HTTP/2."""
         self.context.counters.unread(400)
         self.reset(stream, ErrorCodes.PROTOCOL_ERROR)
         stream.gone(None)
@@ -147,7 +146,7 @@ class H2Connection(Wire):
             if not isinstance(stream, H2Request) or not stream.owing:
                 continue
             slow = False
-            if stream.pending and stream.since <= since:  # choked, it is the way of all streams that is slow
+            if stream.pending and stream.since <= since:  # while the connection is choked, all of its streams are slow
                 slow = not self._choked and stream.given - stream.given_before < least * (now - stream.since)
                 stream.begin_to_wait()
             if slow or stream.moved_at <= since:
@@ -167,7 +166,7 @@ class Over2(PublicIngress):
 
 
 class ForwardedOver2(ForwardedIngress):
-    """A request on such a connection of a trusted proxy's."""
+    """A request on a connection of a trusted proxy."""
 
     __slots__ = ()
     _version = b"2"
@@ -177,7 +176,7 @@ class ForwardedOver2(ForwardedIngress):
 
 
 class H2Request(Stream):
-    """A request and its answer: `hawker.proxy.embedded.downstream.Downstream`."""
+    """One request and its answer, a `hawker.proxy.embedded.downstream.Downstream`."""
 
     __slots__ = ("_complete", "_connection", "_early", "_exchange", "_head", "_over", "_transport", "trailers")
 
@@ -198,7 +197,7 @@ class H2Request(Stream):
 
     @property
     def owing(self) -> bool:
-        """It is the client who is waited for."""
+        """Whether the client is waited for."""
         return self._transport is None and (self.pending > 0 or not (self._complete or self.held or self._over))
 
     # --- what comes --------------------------------------------------------------------------------------------------
@@ -235,7 +234,7 @@ class H2Request(Stream):
 
     def all_came(self) -> None:
         if self._complete:
-            return  # said together with the head
+            return  # the head said already that nothing follows
         self._complete = True
         if self._transport is not None:
             self._transport.ended()
@@ -327,7 +326,7 @@ class H2Request(Stream):
         self._connection.reset(self, ErrorCodes.INTERNAL_ERROR)
 
     def switch(self, status: int, reason: bytes, headers: list[Header]) -> tuple[asyncio.Transport, bytes]:
-        """As RFC 8441 says it: 200, and what came before is the tunnel's."""
+        """Answer as RFC 8441 says: 200, and what came before is the tunnel's."""
         self._exchange = None
         early, self._early = self._early or b"", None
         transport = self._transport = StreamTransport(self, self._connection.context.settings.window_bytes)

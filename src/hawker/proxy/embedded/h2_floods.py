@@ -1,8 +1,8 @@
-"""Frames of HTTP/2 by which a client has this end work and asks for nothing: how many of them it may send.
+"""Bounds how many frames of HTTP/2 a client may send by which this end has to work and nothing is asked for.
 
-Each is a strike. Strikes are forgiven with time, and for answers that were taken; too many end the connection with
-`ENHANCE_YOUR_CALM`. Of some kinds the library tells nothing, or answers them first, so frames are looked at one by one
-before it has them: what is in excess is not worked through to the end of what was read.
+Each such frame is a strike. Strikes are forgiven with time, and for answers that were taken; too many end the
+connection with `ENHANCE_YOUR_CALM`. The library tells nothing of some kinds, or answers them first, so this code looks
+at frames one by one before the library has them: what is in excess is not worked through to the end of what was read.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _UPDATES_AT_FIRST = 64
 _UPDATES_MOST = 10_000
 _BYTES_PER_UPDATE = 512
 _SMALL = 64
-"""Bytes of a frame's data: a larger one costs the client as much as us."""
+"""From so many bytes on a frame's data is no strike: it costs the client as much as us."""
 
 
 class Strikes:
-    """Of one connection."""
+    """The strikes of one connection."""
 
     __slots__ = ("_at", "_count", "_now", "_settings")
 
@@ -45,7 +45,7 @@ class Strikes:
         self._at = now()
 
     def add(self, weight: float = 1.0) -> bool:
-        """Whether it is one too many."""
+        """Count a strike. Returns whether it is one too many."""
         now = self._now()
         self._count = max(0.0, self._count - (now - self._at) * self._settings.h2_strikes_per_s) + weight
         self._at = now
@@ -57,8 +57,8 @@ class Strikes:
 
 
 class Frames(FrameBuffer):
-    """What a client sends, as the library reads it. `is_over` of a stream: it was begun, and is closed. `sent` tells of
-    what updates of windows may follow."""
+    """The frames that a client sends, as the library reads them. `is_over` says of a stream that it was begun, and is
+    closed. `sent` tells how many updates of windows may follow."""
 
     def __init__(self, strikes: Strikes, is_over: Callable[[int], bool]) -> None:
         super().__init__(server=True)
@@ -68,21 +68,22 @@ class Frames(FrameBuffer):
         self._last: Frame | None = None
 
     def sent(self, size: int) -> None:
-        """So much data of an answer: some clients tell at every small piece that they have it, for the stream and for
-        the connection."""
+        """So much of an answer was sent: some clients acknowledge every small piece of it, for the stream and for the
+        connection."""
         self._updates = min(self._updates + 2 + size // _BYTES_PER_UPDATE, _UPDATES_MOST)
 
     def __next__(self) -> Frame:
-        """Raises `DenialOfServiceError`."""
+        """Read the next frame. Raises `DenialOfServiceError`."""
         frame = super().__next__()
-        if frame is not self._last:  # the library's own calls itself
+        if frame is not self._last:  # the library calls this itself
             self._last = frame
             if self._asks_nothing(frame) and self._strikes.add():
                 raise DenialOfServiceError(TOO_MUCH)
         return frame
 
     def _asks_nothing(self, frame: Frame) -> bool:
-        """Of pings, settings, priorities, resets and empty data on streams under way the events tell."""
+        """Events tell of pings, settings, priorities, resets and of empty data on streams under way; the rest is
+        counted here."""
         if isinstance(frame, WindowUpdateFrame):
             if self._updates:
                 self._updates -= 1

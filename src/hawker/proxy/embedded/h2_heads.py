@@ -1,8 +1,8 @@
 """Requests and answers of HTTP/2 as heads (RFC 9113, 8.2 and 8.3). Pure.
 
-Of requests everything is looked at here. The library could do that too, but would end the whole connection for one that
-is malformed, and with it the requests of others that share it. Beyond the rules of HTTP/2, nothing may be read in two
-ways by a server of HTTP/1.1 behind. Answers the library has looked at before.
+Everything in requests is checked here. The library could do that too, but would end the whole connection for a
+malformed one, and with it the requests of others that share it. Beyond the rules of HTTP/2, a server of HTTP/1.1 behind
+must not be able to read anything in two ways. Answers were checked by the library before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hawker.proxy.embedded.heads import (
 )
 
 VERSION_2 = 2
-"""As `minor` of a head."""
+"""The `minor` of a head of HTTP/2."""
 
 _METHOD = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,32}")
 _TARGET = re.compile(rb"/[\x21\x22\x24-\x7e]*")
@@ -45,8 +45,8 @@ class Malformed(Exception):
 
 
 def read_request(fields: Iterable[Header], *, ended: bool, fields_max: int) -> RequestHead:
-    """`ended`: there is no body. A request for WebSocket (RFC 8441) becomes one for an upgrade, as it is in HTTP/1.1,
-    without its key. Raises `Malformed`, `BadHead`."""
+    """Read a request's head. `ended`: there is no body. A request for WebSocket (RFC 8441) becomes one for an upgrade,
+    as it is in HTTP/1.1, without its key. Raises `Malformed`, `BadHead`."""
     pseudo: dict[bytes, bytes] = {}
     headers: list[Header] = []
     length = ABSENT if ended else CHUNKED
@@ -111,7 +111,7 @@ def read_request(fields: Iterable[Header], *, ended: bool, fields_max: int) -> R
 
 
 def _whose(pseudo: dict[bytes, bytes], host: bytes | None) -> bytes:
-    """RFC 9113, 8.3.1, and 8441, 4. Raises `Malformed`."""
+    """Read the pseudo fields (RFC 9113, 8.3.1, and 8441, 4). Raises `Malformed`."""
     needed = _OF_CONNECT if pseudo.get(b":method") == b"CONNECT" and b":protocol" not in pseudo else _OF_REQUESTS
     authority = pseudo.get(b":authority", host)
     if not needed <= pseudo.keys() or authority is None or (host is not None and host != authority):
@@ -124,8 +124,8 @@ def _whose(pseudo: dict[bytes, bytes], host: bytes | None) -> bytes:
 
 
 def trailers_of(fields: Sequence[Header], fields_max: int) -> list[Header]:
-    """What may be passed on of trailers. As strict as of a head: to HTTP/1.1 they go as lines, of which a name or value
-    must not make two. How many bytes they have is bounded as of a head, too, where they are unpacked. Raises
+    """The trailers that may be passed on. They are checked as strictly as a head: to HTTP/1.1 they go as lines, and one
+    name or value must not make two of them. Their size is bounded as a head's is, where they are unpacked. Raises
     `BadHead`."""
     if len(fields) > fields_max:
         raise BadHead(f"it has more than {fields_max} trailers")
@@ -152,7 +152,8 @@ _WISHES = frozenset(
 
 
 def read_answer(fields: Iterable[Header], method: bytes, *, ended: bool, fields_max: int) -> AnswerHead:
-    """A machine's. What says itself how long it is not, and ends here, has no body. Raises `BadHead`."""
+    """Read a machine's answer. One that names its length, which is not what follows, and ends here, has no body. Raises
+    `BadHead`."""
     status = declared = -1
     headers: list[Header] = []
     signals = False
@@ -192,7 +193,8 @@ def read_answer(fields: Iterable[Header], method: bytes, *, ended: bool, fields_
 
 
 def request_fields(method: bytes, target: bytes, fields: Iterable[Header]) -> list[Header]:
-    """A request as it goes to a machine. Trailers are taken: that is what servers of gRPC look at."""
+    """The fields of a request as they go to a machine. They say that trailers are accepted, which is what servers of
+    gRPC look at."""
     host = b""
     kept = []
     for field in fields:

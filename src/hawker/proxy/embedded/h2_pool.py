@@ -1,4 +1,4 @@
-"""The connections of HTTP/2 to machines, by their address."""
+"""Keeps connections of HTTP/2 to machines, by their address."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class H2Pool:
         return None
 
     async def connect(self, address: Address) -> UpstreamStream:
-        """On a new connection, which those that ask at the same time share. Raises `OSError`, `TimeoutError`."""
+        """A stream on a new connection, which all share that ask at the same time. Raises `OSError`, `TimeoutError`."""
         while True:
             opening = self._opening.get(address)
             if opening is None:
@@ -51,7 +51,7 @@ class H2Pool:
                 raise ConnectionResetError("it takes no requests on its connections")
 
     def forget(self, link: UpstreamLink) -> None:
-        """It takes no more requests."""
+        """This connection takes no more requests."""
         links = self._links.get(link.address)
         if links is not None and link in links:
             links.remove(link)
@@ -65,7 +65,7 @@ class H2Pool:
             link.close()
 
     def unanswered(self) -> dict[Address, float]:
-        """As of `Pool`."""
+        """Does the same as `Pool`'s."""
         now, found = self._loop.time(), dict[Address, float]()
         for address in self._links:
             if seconds := max((each.unanswered_s(now) for each in self._streams(address)), default=0.0):
@@ -109,12 +109,12 @@ class H2Pool:
 
 
 def _look(opening: asyncio.Task[UpstreamLink]) -> None:
-    """Perhaps all that waited for it are gone; then nobody else looks at how it ended."""
+    """Look at how the attempt ended: perhaps all that waited for it are gone, and nobody else does."""
     if not opening.cancelled():
         opening.exception()
 
 
 def _unwanted(opening: asyncio.Task[UpstreamLink]) -> None:
-    """One that waited for it is gone; it is closed as an unused one unless another takes it."""
+    """One that waited for the connection is gone; it is closed as an unused one unless another takes it."""
     if not opening.cancelled() and opening.exception() is None:
         opening.result().rest()

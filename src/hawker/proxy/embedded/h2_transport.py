@@ -67,7 +67,7 @@ class StreamTransport(asyncio.Transport):
         return self._protocol
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """The socket is not this stream's alone."""
+        """Nothing: the socket is not this stream's alone."""
         return default if name == "socket" else self._stream.wire.transport.get_extra_info(name, default)
 
     def is_closing(self) -> bool:

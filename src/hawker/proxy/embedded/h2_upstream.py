@@ -1,7 +1,7 @@
 """Connections of HTTP/2 to machines that want it (`h2_backend`): many requests on each, as gRPC does.
 
-A stream takes the place of a `UpstreamConnection` for its exchange. There is no TLS and nothing is agreed upon: the
-machine is said to speak HTTP/2 (RFC 9113, 3.3).
+A stream takes the place of an `UpstreamConnection` for its exchange. There is no TLS and nothing is negotiated: the
+configuration says that the machine speaks HTTP/2 (RFC 9113, 3.3).
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from hawker.proxy.embedded.response_handler import ResponseHandler
 from hawker.proxy.embedded.settings import Settings
 
 _LAST_STREAM = 1 << 30
-"""A connection is given up long before it has no numbers for streams any more."""
+"""A connection is given up after so many streams, long before their numbers run out."""
 
 
 class UpstreamLink(Wire):
-    """A connection. `served` is how many answers it has brought. `left` is called when it takes no more requests."""
+    """A connection of HTTP/2 to a machine. `served` counts the answers that it has brought. `left` is called when it
+    takes no more requests."""
 
     _heeded: ClassVar[dict[type[Event], str]] = {
         RemoteSettingsChanged: "_settings_came",
@@ -62,7 +63,7 @@ class UpstreamLink(Wire):
         self._deadline = Deadline(loop, self.close)
 
     def stream(self) -> UpstreamStream | None:
-        """For one more request; None: it takes no more."""
+        """A stream for one more request; None: the connection takes no more."""
         most = min(self.h2.remote_settings.max_concurrent_streams, self._settings.h2_streams)
         if self.ended or self.closing or len(self.streams) >= most or self.transport.is_closing():
             return None
@@ -78,7 +79,7 @@ class UpstreamLink(Wire):
         self.transport.abort()
 
     def close(self) -> None:
-        """When nothing is under way on it."""
+        """Close it when nothing is under way on it."""
         self.closing = True
         if not self.streams:
             self._end("")
@@ -88,7 +89,7 @@ class UpstreamLink(Wire):
         self._deadline.close()
 
     def _settings_came(self, event: RemoteSettingsChanged) -> None:
-        """The first thing that a server says: it speaks HTTP/2, and how many requests it takes."""
+        """The settings have come, the first thing that a server says: it speaks HTTP/2, and takes so many requests."""
         if not self.ready.done():
             self.ready.set_result(None)
 
@@ -132,7 +133,7 @@ class UpstreamLink(Wire):
             self.rest()
 
     def rest(self) -> None:
-        """Unless there is something under way on it, it is kept for a while."""
+        """Keep it for a while, unless something is under way on it."""
         if not self.streams and not self.ended:
             self._deadline.within(self._settings.pool_idle_s)
 
@@ -144,7 +145,8 @@ class UpstreamLink(Wire):
 
 
 class UpstreamStream(Stream):
-    """A request to a machine, as `UpstreamConnection` is for HTTP/1.1. `unseen`: the machine did nothing with it."""
+    """One request to a machine, what `UpstreamConnection` is for HTTP/1.1. `unseen`: the machine did nothing with
+    it."""
 
     __slots__ = (
         *("_handler", "_bare", "_complete", "_deadline", "_idle_s", "_interim_bytes", "_interims", "_link", "_method"),
@@ -183,7 +185,7 @@ class UpstreamStream(Stream):
         trailers: Sequence[Header] | None,
         idle_s: float,
     ) -> None:
-        """`body` is what is there of it; `trailers` come after it, None: more is to come."""
+        """Send a request. `body` is what is there of its body; `trailers` come after it, None: more is to come."""
         self._handler = handler
         self._method = method
         self._idle_s = idle_s
@@ -238,7 +240,7 @@ class UpstreamStream(Stream):
         raise NotImplementedError  # it never switches
 
     def unanswered_s(self, now: float) -> float:
-        """As of `UpstreamConnection`."""
+        """Does the same as `UpstreamConnection`'s."""
         if self._handler is None or self.heard or self._handler.sending:
             return 0.0
         return max(0.0, now - (self._deadline.at - self._idle_s))
@@ -328,7 +330,7 @@ class UpstreamStream(Stream):
         if handler is None:
             return
         if handler.sending and not self.heard:
-            self._deadline.within(self._idle_s)  # it waits for its request: the client's time-out is the one
+            self._deadline.within(self._idle_s)  # the machine waits for its request: the client's time-out counts
             return
         self._break(f"nothing came from it for {self._idle_s:g} s")
 

@@ -1,4 +1,5 @@
-"""A connection of HTTP/2, whichever end of it: its frames, both directions' flow control, and floods that end it.
+"""A connection of HTTP/2, of a client or to a machine: its frames, both directions' flow control, and floods that end
+it.
 
 What is to be sent waits in its stream as long as the peer's windows are shut or the socket is full, and streams that
 wait take turns. What came is acknowledged to the peer once it went on, so that whoever sends too fast is stopped by its
@@ -37,18 +38,19 @@ from hawker.proxy.embedded.settings import Settings
 _DEFAULT_WINDOW = 65_535
 _WINDOW_MOST = (1 << 31) - 1
 _QUANTUM = 16 << 10
-"""Bytes of one stream before it is the next one's turn."""
+"""How many bytes of one stream are sent before it is the next one's turn."""
 
 
 class _OpenToTheEnd(H2ConnectionStateMachine):
-    """The library takes a peer's GOAWAY for the end of everything; it is only that of new streams (RFC 9113, 6.8)."""
+    """A state machine that goes on after a GOAWAY: the library takes it for the end of everything, but it ends only new
+    streams (RFC 9113, 6.8)."""
 
     def process_input(self, input_: ConnectionInputs) -> list[Event]:
         return [] if input_ is ConnectionInputs.RECV_GOAWAY else super().process_input(input_)
 
 
 class Wire(asyncio.Protocol):
-    """`client_side`: this end asks. Subclasses say in `_heeded` what else they look at."""
+    """`client_side`: this end sends the requests. Subclasses say in `_heeded` which other events they look at."""
 
     _heeded: ClassVar[dict[type[Event], str]] = {}
 
@@ -135,8 +137,8 @@ class Wire(asyncio.Protocol):
             self._pump()
 
     def _bound(self) -> None:
-        """No window holds back heads, nor what the library answers: a peer could ask on and on and take none. There is
-        more of it here than it may ask for at once."""
+        """Whether the peer lets so much wait to be sent that it must ask for no more. No window holds back heads, nor
+        what the library answers: a peer could ask on and on and take nothing."""
         self.write()
         each = self._settings.head_bytes + (_QUANTUM if self.h2.config.client_side else 0)
         if self.transport.get_write_buffer_size() > self._settings.h2_streams * each:
@@ -145,9 +147,10 @@ class Wire(asyncio.Protocol):
 
     @property
     def _window(self) -> int:
-        """Of the connection. A client's shares it among its own requests. To a machine one has those of many clients,
-        and who takes nothing must stop nobody else: so all streams may be held up at once, and as much again, of which
-        the library has not told the machine yet that it went on. What bounds them is each one's own window."""
+        """The window of the connection. A client shares it among its own requests. A connection to a machine has the
+        requests of many clients, and a client who takes nothing must stop nobody else: so all streams may be held up at
+        once, and as much again of which the library has not told the machine yet that it was passed on. Each stream's
+        own window bounds them."""
         settings = self._settings
         if not self.h2.config.client_side:
             return settings.h2_connection_window_bytes
@@ -163,20 +166,20 @@ class Wire(asyncio.Protocol):
                 self.transport.write(data)
 
     def send_head(self, stream: Stream, fields: Sequence[Header], *, ended: bool = False) -> None:
-        """Nothing where the peer has reset the stream, of which it is about to hear."""
+        """Send something for a stream, unless the peer has reset it and this end is about to learn that."""
         try:
             self.h2.send_headers(stream.id, fields, end_stream=ended)
         except ProtocolError:
             stream.shut = True
 
     def wait(self, stream: Stream) -> None:
-        """It has something to send."""
+        """This stream has something to send."""
         self._waiting[stream.id] = stream
         if not self._reading:
             self._pump()
 
     def taken(self, stream: Stream, count: int) -> None:
-        """So much of what came on this stream went on."""
+        """So much of what came on this stream was passed on."""
         if count and not self.ended:
             self.h2.acknowledge_received_data(count, stream.id)
             self.write()
@@ -193,7 +196,7 @@ class Wire(asyncio.Protocol):
             self.write()
 
     def forget(self, stream: Stream) -> None:
-        """Nothing more is to be sent or heard on it."""
+        """Forget a stream: nothing more is to be sent or heard on it."""
         stream.shut = True
         self._waiting.pop(stream.id, None)
         if self.streams.pop(stream.id, None) is not None:
@@ -202,7 +205,7 @@ class Wire(asyncio.Protocol):
             self._one_less()
 
     def goodbye(self) -> None:
-        """No more streams are taken. The library would take nothing on those that are open, either."""
+        """Take no more streams. A GOAWAY of the library itself would stop those that are open, too."""
         frame = GoAwayFrame(0)
         frame.last_stream_id = self.h2.highest_inbound_stream_id
         frame.error_code = ErrorCodes.NO_ERROR
@@ -211,13 +214,13 @@ class Wire(asyncio.Protocol):
             self.transport.write(frame.serialize())
 
     def strike(self) -> None:
-        """What costs us more than the client, who therefore may do it only so often."""
+        """The client did what costs us more than it, and may therefore do only so often."""
         if self._frames is not None and not self.ended and self._strikes.add():
             self.h2.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
             self._end(TOO_MUCH)
 
     def pardon(self) -> None:
-        """It has done something useful."""
+        """The client has done something useful."""
         self._strikes.pardon()
 
     def pushed(self, size: int) -> None:
@@ -260,7 +263,7 @@ class Wire(asyncio.Protocol):
         self.strike()
 
     def _ping(self, event: PingReceived) -> None:
-        """One between any two frames with data is free: gRPC measures the way so."""
+        """A ping has come. One between any two frames with data is free: gRPC measures the path so."""
         if not self._carried:
             self.strike()
         self._carried = False
@@ -280,7 +283,7 @@ class Wire(asyncio.Protocol):
         """A stream is done."""
 
     def _over(self, problem: str) -> None:
-        """The connection is: each stream was told."""
+        """The connection is done: each stream was told."""
 
     def _end(self, problem: str) -> None:
         if self.ended:
@@ -312,9 +315,10 @@ class Wire(asyncio.Protocol):
 
 
 class Stream:
-    """One of a connection's. `untaken` came and did not go on yet; `held`: it shall wait. `shut`: nothing may be sent.
-    `moved_at`: when the peer last gave or took something, of the loop's clock. `given` are the bytes that it took, and
-    `given_before` those before `since`: as long there is something to be sent."""
+    """One stream of a connection. `untaken` bytes came and were not passed on yet; `held`: it shall wait. `shut`:
+    nothing may be sent. `moved_at`: when the peer last gave or took something, of the loop's clock. `given` are the
+    bytes that the peer took, `given_before` those that it took before `since`, when there was something to be sent for
+    the first time."""
 
     __slots__ = (
         *("_end", "_out", "_trailers", "given", "given_before", "held", "id", "moved_at", "shut", "since", "untaken"),
@@ -334,22 +338,22 @@ class Stream:
         self._trailers: Sequence[Header] = ()
 
     def came(self, data: bytes) -> None:
-        """The peer sent it."""
+        """Data that the peer sent."""
         raise NotImplementedError
 
     def gone(self, event: StreamReset | None) -> None:
-        """The peer reset it, or the connection ended."""
+        """The peer reset the stream, or the connection ended."""
         raise NotImplementedError
 
     def drained(self) -> None:
-        """What was to be sent is mostly sent."""
+        """Most of what was to be sent is sent."""
 
     def sent(self) -> None:
-        """All of it and its end are."""
+        """All that was to be sent is sent, and the end, too."""
 
     @property
     def pending(self) -> int:
-        """Bytes to be sent."""
+        """How many bytes wait to be sent."""
         return len(self._out)
 
     def put(self, data: bytes) -> None:
@@ -359,23 +363,23 @@ class Stream:
             self._out += data
 
     def begin_to_wait(self) -> None:
-        """From here on it is looked at how fast the peer takes it."""
+        """Watch from here on how fast the peer takes what is sent."""
         self.since = self.wire._now()
         self.given_before = self.given
 
     def finish(self, trailers: Sequence[Header]) -> None:
-        """Nothing comes after this."""
+        """End the stream: nothing is sent after this."""
         self._end = True
         self._trailers = trailers
 
     def go_on(self) -> None:
-        """What was held back may be sent on again, and more of it may come."""
+        """Send on what was held back, and take more of it."""
         self.held = False
         count, self.untaken = self.untaken, 0
         self.wire.taken(self, count)
 
     def push(self, most: int) -> tuple[bool, bool]:
-        """Send up to so many bytes. Whether any went, and whether there is more."""
+        """Send up to so many bytes. Returns whether any were sent, and whether there are more."""
         if self.shut:
             return False, False
         h2, out = self.wire.h2, self._out

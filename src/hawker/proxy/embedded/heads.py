@@ -1,8 +1,8 @@
-"""The heads of HTTP/1.1 messages: read strictly, or refused. Pure; RFC 9112 and 9110.
+"""Reads the heads of HTTP/1.1 messages strictly, or refuses them. Pure; RFC 9112 and 9110.
 
-A proxy and the server behind it must never disagree where a message ends. So whatever leaves room for two readings is
-refused: both lengths, repeated ones, other codings, folded lines, bare CR or LF, spaces before a colon, names that
-become another one's when `_` is read as `-`. Nothing is repaired.
+A proxy and the server behind it must never disagree where a message ends. So this code refuses whatever leaves room for
+two readings: both lengths, repeated ones, other codings, folded lines, bare CR or LF, spaces before a colon, names that
+become another one's when `_` is read as `-`. It repairs nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from hawker.core.replay import JSON_TYPE
 from hawker.proxy.base import Header, ServicePort
 
 CHUNKED = -1
-"""As a length: the body says itself where it ends."""
+"""A length: the body itself says where it ends."""
 UNTIL_CLOSE = -2
-"""As an answer's length: the body ends with the connection."""
+"""The length of an answer whose body ends with the connection."""
 ABSENT = -3
-"""As a length: no body, and no field that says so."""
+"""A length: there is no body, and no field that says so."""
 
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _REQUEST = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]{1,32}) ([\x21\x22\x24-\x7e]+) HTTP/(\d)\.(\d)")
@@ -34,11 +34,11 @@ _MANAGED = (b"content-length", b"transfer-encoding", b"connection", b"host")
 _MANAGED_PREFIXES = (b"fly-", b"hawker-", b"x-forwarded-")
 
 known_names: dict[bytes, bytes] = {}
-"""Valid names as they came -> in lower case. A look-up here takes the place of checking a name again."""
+"""Valid names as they came -> in lower case. A look-up here is cheaper than checking a name again."""
 
 
 class BadHead(Exception):
-    """A head that is refused. `status` is what a client is answered."""
+    """A head is refused. `status` is what a client is answered."""
 
     def __init__(self, problem: str, status: int = 400) -> None:
         super().__init__(problem)
@@ -47,9 +47,11 @@ class BadHead(Exception):
 
 
 class RequestHead:
-    """`headers` as they came, names in lower case. `host` without its port, in lower case; "" when an HTTP/1.0 request
-    has none. `length`: bytes of the body, `CHUNKED` or `ABSENT`. `keep_alive`: the connection may serve another one.
-    `upgrade`: the protocol it wants to go on with, b"" when none. `wishes`: it has fields for routing.
+    """The head of a request. `headers` are as they came, names in lower case. `host` is without its port, in lower
+    case; "" when an HTTP/1.0 request has none. `length`: bytes of the body, `CHUNKED` or `ABSENT`. `keep_alive`: the
+    connection may serve another request. `upgrade`: the protocol that it wants to go on with, b"" when none. `wishes`:
+    it has fields for routing. `passed`: what was made of it for a machine, before and after the request's id; kept for
+    the next one like it.
 
     `passed`: what was made of it for a machine, before and after the request's id; kept for the next one like it.
     """
@@ -81,8 +83,10 @@ class RequestHead:
 
 
 class AnswerHead:
-    """`length` as in a request, or `UNTIL_CLOSE`; 0 or more is the body that follows. `declared` is what Content-Length
-    says, which of an answer to HEAD is not what follows. `signals`: it has fields meant for the proxy.
+    """The head of an answer. `length` is as in a request, or `UNTIL_CLOSE`; 0 or more is the body that follows.
+    `declared` is what Content-Length says, which in an answer to HEAD is not what follows. `signals`: it has fields
+    meant for the proxy. `passed`: what was made of its fields for a client, by which port's rules, before and after the
+    request's id.
 
     `passed`: what was made of its fields for a client, by which port's rules, before and after the request's id."""
 
@@ -119,8 +123,8 @@ _OF_ANSWERS = frozenset(
 
 
 def never_a_head(data: bytes, seen: int) -> bool:
-    """Whether this beginning of a head, of which so much was looked at before, holds a bare CR or LF, and would be
-    waited for in vain."""
+    """Whether the beginning of a head holds a bare CR or LF, so that waiting for its end is in vain. `seen` bytes of it
+    were looked at before."""
     return _BARE.search(data, max(seen - 1, 0)) is not None
 
 
@@ -170,7 +174,8 @@ def read_request(data: bytes, fields_max: int) -> RequestHead:
         tokens = {token.strip() for token in connection.lower().split(b",")}
         if head.minor:
             head.keep_alive = b"close" not in tokens
-            # Ignored, as RFC 9110 7.8 allows: after a body, which nobody does; to HTTP/2, which is for this hop only.
+            # An upgrade is ignored, as RFC 9110 7.8 allows: after a body, which nobody sends; to HTTP/2, which is for
+            # this hop only.
             wanted = upgrade and b"upgrade" in tokens and head.length in (ABSENT, 0)
             if wanted and not upgrade.lower().startswith(b"h2c"):
                 head.upgrade = upgrade
@@ -182,7 +187,7 @@ def read_request(data: bytes, fields_max: int) -> RequestHead:
 
 
 def read_answer(data: bytes, fields_max: int, method: bytes) -> AnswerHead:
-    """As `read_request`, for the answer to a request of this method (RFC 9112 6.3)."""
+    """Read the answer to a request of this method, as `read_request` does (RFC 9112 6.3)."""
     lines = _lines(data, fields_max)
     match = _STATUS.fullmatch(lines[0])
     if match is None:
@@ -225,8 +230,8 @@ def read_answer(data: bytes, fields_max: int, method: bytes) -> AnswerHead:
 
 
 def read_trailers(pairs: Sequence[Header]) -> list[Header]:
-    """Trailer fields that may be passed on: none that frame, route or authenticate (RFC 9110 6.5.1), nor one that can
-    be taken for such a one. Raises `BadHead` for names that no head may have."""
+    """The trailer fields that may be passed on: none that frame, route or authenticate (RFC 9110 6.5.1), nor one that
+    can be taken for such a one. Raises `BadHead` for names that no head may have."""
     kept = []
     for raw, value in pairs:
         name = known_names.get(raw) or field_name(raw)
@@ -277,7 +282,7 @@ def _lines(data: bytes, fields_max: int) -> list[bytes]:
 
 
 def _fields(lines: list[bytes], wanted: frozenset[bytes]) -> tuple[list[Header], list[Header]]:
-    """All fields, and those of the wanted names."""
+    """Returns all fields, and those of the wanted names."""
     headers = []
     noted = []
     known = known_names
@@ -331,11 +336,11 @@ def host_of(value: bytes) -> str:
 
 
 def _unusual_target(head: RequestHead) -> None:
-    """Forms of a target other than a path (RFC 9112 3.2.2 to 3.2.4)."""
+    """Read a target in another form than a path (RFC 9112 3.2.2 to 3.2.4)."""
     if head.target == b"*" and head.method == b"OPTIONS":
         return
     if head.method == b"CONNECT":
-        return  # its server decides; only the backhaul takes it
+        return  # the server decides; only the backhaul takes it
     match = _ABSOLUTE.fullmatch(head.target)
     if match is None:
         raise BadHead("the target is not a path")

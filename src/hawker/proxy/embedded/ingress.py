@@ -1,6 +1,6 @@
 """How requests of a connection come in: from users at a public port, or from another proxy over the backhaul.
 
-An ingress says where a request belongs and what becomes of its fields, both ways. One for each connection.
+An ingress says where a request belongs and what becomes of its fields, both ways. Each connection has one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hawker.proxy.embedded.heads import AnswerHead, RequestHead
 from hawker.proxy.fields import ANYWHERE, APP, ELSEWHERE, HOPS, LOAD, MACHINE, PORT, SENT, TIMING, TOKEN, WAIT
 
 VERSIONS = (b"1.0", b"1.1", b"2")
-"""Of HTTP, as Via has them, by the `minor` of a head."""
+"""Versions of HTTP as Via has them, by the `minor` of a head."""
 
 
 class Handed(msgspec.Struct, frozen=True):
@@ -44,35 +44,35 @@ class Handed(msgspec.Struct, frozen=True):
 
 class Ingress(Protocol):
     client: bytes
-    """Where it comes from."""
+    """The address that the connection comes from."""
     secure: bool
     """The client's connection is encrypted."""
     edge: bool
-    """Users' requests: answers may be for this proxy (`fly-replay`)."""
+    """Users' requests come here: answers may be for this proxy (`fly-replay`)."""
     hears: bool
-    """Interim answers are understood there. One who does not gets no more than the one that it needs: to go on."""
+    """Whether the client understands interim answers. One that does not gets only the one that it needs: to go on."""
     until: float
-    """By the loop's clock: how long the request found last may be held, as another proxy says."""
+    """How long the request found last may be held, by the loop's clock, as another proxy says."""
     sent: int
-    """Machines that have got something of it before it came here."""
+    """How many machines have got something of the request before it came here."""
 
     def request_id(self, request: RequestHead) -> bytes: ...
 
     def find(self, request: RequestHead) -> Route | None:
-        """As `Router.find`."""
+        """Does the same as `Router.find`."""
         ...
 
     async def load(self, request: RequestHead) -> Route: ...
 
     def redirects(self, request: RequestHead, port: ServicePort) -> bytes:
-        """Of which host the request is to be made again over TLS; b"": it is not. Raises `Refused` where HTTP is not
+        """The host that the request is to be made to again over TLS; b"": it is not. Raises `Refused` where HTTP is not
         served at all."""
         ...
 
     def wishes(self, request: RequestHead) -> Wishes: ...
 
     def handed(self, request: RequestHead) -> Handed | None:
-        """Of a request whose head has `wishes`."""
+        """The wishes of a request whose head has `wishes`."""
         ...
 
     def forward(
@@ -90,7 +90,7 @@ class Ingress(Protocol):
         ...
 
     def answer_lines(self, head: AnswerHead, port: ServicePort, request_id: bytes) -> Sequence[bytes] | None:
-        """The same as lines of HTTP/1.1, in pieces, where that is quicker."""
+        """The same fields as lines of HTTP/1.1, in pieces, where that is quicker."""
         ...
 
     def refusal(self, refusal: Refused, request_id: bytes) -> tuple[int, list[Header], bytes]:
@@ -99,7 +99,7 @@ class Ingress(Protocol):
 
 
 class _Told(Refused):
-    """It is this proxy itself that has the answer."""
+    """This proxy itself has the answer."""
 
     def __init__(self, told: bytes) -> None:
         super().__init__(200, "", "")
@@ -107,8 +107,8 @@ class _Told(Refused):
 
 
 class PublicIngress:
-    """A user's connection to a public port. `app` is whose certificate it was made by, "" for none: what is asked of
-    another one over it goes past that app's own choice of TLS, and past whoever looks at names on the way."""
+    """A user's connection to a public port. `app` is whose certificate the connection was made by, "" for none: a
+    request for another app would go past that app's own choice of TLS, and past whoever looks at names on the way."""
 
     __slots__ = (
         "_app",
@@ -176,14 +176,14 @@ class PublicIngress:
         return b""
 
     def _host_of(self, request: RequestHead) -> bytes:
-        """As the user knows it, without a port: https has its own."""
+        """The host as the user knows it, without a port: https has its own."""
         told = self._told
         if told is not None and told.host:
             return told.host if told.host[-1:] == b"]" else told.host.rpartition(b":")[0] or told.host
         return request.host.encode()
 
     def _heed(self, request: RequestHead, peer: bytes) -> None:
-        """Of a request that a trusted proxy brings: who asks, and how. Where it says nothing, it is the one who
+        """Read who asks, and how, from a request that a trusted proxy brings. Where it says nothing, it is the one who
         asks."""
         told = self._context.trusted.told(peer, request.headers)
         if told != self._told or peer != self._peer:
@@ -220,7 +220,7 @@ class PublicIngress:
         return fields
 
     def _old(self) -> Edge:
-        """For requests of HTTP/1.0, which are rare."""
+        """What is added to requests of HTTP/1.0, which are rare."""
         if self._of_old is None:
             self._of_old = self._edge_of(b"1.0")
         return self._of_old
@@ -242,7 +242,7 @@ class PublicIngress:
             lines = b"\r\n".join(map(b": ".join, rules.fields(head.headers, request_id, version=version)))
             around = lines.split(request_id)
             if len(around) != 2:
-                return (lines,)  # it has no place for the id, or the machine wrote it, too
+                return (lines,)  # there is no place for the id, or the machine wrote it, too
             passed = head.passed = port, around[0], around[1]
         return passed[1], request_id, passed[2]
 
@@ -264,12 +264,12 @@ class ForwardedIngress(PublicIngress):
         return super().request_id(request)
 
     def _same(self, route: Route) -> Route:
-        """Whose certificate it has seen is its own matter."""
+        """It does not matter whose certificate the trusted proxy has seen."""
         return route
 
 
 class BackhaulIngress:
-    """Another proxy's connection. Nothing is said to one that does not have the cluster's token."""
+    """Another proxy's connection. One that does not have the cluster's token is told nothing."""
 
     __slots__ = (
         "_app",
@@ -297,7 +297,7 @@ class BackhaulIngress:
         self.until = math.inf
 
     def request_id(self, request: RequestHead) -> bytes:
-        """The one that the edge gave it."""
+        """The id that the edge gave it."""
         for name, value in request.headers:
             if name == REQUEST_ID:
                 return value
@@ -337,7 +337,7 @@ class BackhaulIngress:
         return self._context.router.inner(app.decode("latin-1"), number, self._machine)
 
     async def load(self, request: RequestHead) -> Route:
-        raise NotImplementedError  # `inner` always finds
+        raise NotImplementedError  # `inner` always finds a route
 
     def redirects(self, request: RequestHead, port: ServicePort) -> bytes:
         return b""
@@ -376,8 +376,8 @@ class BackhaulIngress:
         return None
 
     def refusal(self, refusal: Refused, request_id: bytes) -> tuple[int, list[Header], bytes]:
-        """What another proxy may try elsewhere is told as such: `refused` before a byte was sent, `reset` or `timeout`
-        when the machine may have acted."""
+        """The answer says so where another proxy may try elsewhere: `refused` before a byte was sent, `reset` or
+        `timeout` when the machine may have acted."""
         fields, body = refusals.answer(refusal, self._context.settings.name, request_id)
         reason = _ELSEWHERE.get(refusal.code)
         if reason is None:
@@ -393,12 +393,12 @@ _ELSEWHERE = {
 
 
 def way_of(transport: asyncio.Transport) -> Way:
-    """From where a connection comes, and where it was made to."""
+    """The addresses that a connection comes from, and was made to."""
     ends = (transport.get_extra_info(name) or ("", 0) for name in ("peername", "sockname"))
     (source, source_port), (target, target_port) = (end[:2] for end in ends)
     return Way((source, source_port), (target, target_port))
 
 
 def client_of(way: Way) -> bytes:
-    """The address a client comes from; of a mapped IPv4 address the IPv4 one."""
+    """The address that a client comes from; an IPv4 address that is mapped into IPv6 as the IPv4 one."""
     return way.source[0].removeprefix("::ffff:").encode()

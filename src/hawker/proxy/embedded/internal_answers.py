@@ -1,4 +1,4 @@
-"""Answers that are not the client's: their fields say what the proxy is to do instead."""
+"""Handles answers that the client does not get: their fields say what the proxy is to do instead."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from hawker.proxy.embedded.upstream_connection import UpstreamConnection
 from hawker.proxy.fields import ANYWHERE, ELSEWHERE, LOAD
 
 INTERNAL_BYTES = 64 << 10
-"""Of an answer that is not passed on: what is read so that its connection can be used again, and of a replay's JSON."""
+"""How many bytes are read of an answer that is not passed on, so that its connection can be used again, and of a
+replay's JSON."""
 
 
 class Signals:
-    """What an answer's head says to the proxy. A worker's proxy, in an answer over the backhaul: `load`,
-    and that the machine is `elsewhere`, and to how many machines something was `sent`: to as many as may be, where it
-    has chosen them itself. An app: that the request is `handed` on, by a field or by JSON."""
+    """What an answer's head says to the proxy. Over the backhaul a worker's proxy says its `load`, that the machine is
+    `elsewhere`, and to how many machines something was `sent`: to as many as may be, if that proxy has chosen them
+    itself. An app says that the request is `handed` on, by a field or by JSON."""
 
     __slots__ = ("elsewhere", "handed", "load", "sent")
 
@@ -53,8 +54,8 @@ _FAILURES: dict[bytes, Failure] = {
 
 
 class InternalAnswer(ResponseHandler):
-    """Takes the place of a connection's handler until the answer's end, then calls `then` with its body, of which it
-    keeps `INTERNAL_BYTES`. When more is to come the connection is closed instead."""
+    """The handler of an answer that the client does not get. It reads to the answer's end, then calls `then` with the
+    body, of which it keeps `INTERNAL_BYTES`. When more is to come the connection is closed instead."""
 
     def __init__(self, head: AnswerHead, of: ResponseHandler, then: Callable[[bytes], None]) -> None:
         self._of = of
@@ -66,7 +67,7 @@ class InternalAnswer(ResponseHandler):
         self._connection: UpstreamConnection | UpstreamStream
 
     def begin(self, connection: UpstreamConnection | UpstreamStream, *, read: bool) -> None:
-        """`read`: its body is wanted, whatever its length says."""
+        """Take the place of the connection's handler. `read`: the body is wanted, whatever its length says."""
         self._connection = connection
         if self._large and not read:
             self._end()

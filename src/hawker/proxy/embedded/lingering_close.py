@@ -1,4 +1,4 @@
-"""How a connection of a client ends that may still send: what was written must arrive all the same.
+"""Ends a client's connection so that what was written arrives, although the client may still send.
 
 A socket that is closed answers what comes after that with a reset, and the system drops what it still has for the
 client. So the sending side alone is closed, and what comes is read, until the client ends the connection or has taken
@@ -18,12 +18,12 @@ from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.embedded.tunnel import reset
 
 _LOOKS = 4
-"""How often within `linger_s` it is looked how much the client has taken."""
+"""How often within `linger_s` this code looks how much the client has taken."""
 
 
 def part(transport: asyncio.Transport, settings: Settings) -> None:
-    """Of a transport that is open, and whose protocol drops what it reads. Over TLS, which asyncio does not half close,
-    it is TLS itself that goes on reading."""
+    """End a transport that is open, and whose protocol drops what it reads. Over TLS, which asyncio does not half
+    close, TLS itself goes on reading."""
     if transport.can_write_eof():
         transport.write_eof()
         loop = asyncio.get_running_loop()
@@ -33,7 +33,7 @@ def part(transport: asyncio.Transport, settings: Settings) -> None:
 
 
 def close(transport: asyncio.Transport, settings: Settings) -> None:
-    """At once: the peer sends nothing that nobody waits for."""
+    """Close at once: the peer sends nothing more that matters."""
     transport.close()
     if transport.get_write_buffer_size():  # which the peer may never take
         asyncio.get_running_loop().call_later(settings.idle_timeout_s, transport.abort)
@@ -50,7 +50,7 @@ def _look(
     if now - moved_at < (settings.idle_timeout_s if still else settings.linger_s):
         loop.call_later(settings.linger_s / _LOOKS, _look, transport, settings, loop, still, moved_at)
     elif still:
-        reset(transport)  # nor shall the system keep what it does not take
+        reset(transport)  # the system shall not keep what the client does not take, either
     else:
         transport.abort()
 

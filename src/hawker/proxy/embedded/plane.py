@@ -31,9 +31,10 @@ from hawker.proxy.embedded.tunnel import Tunnel
 from hawker.proxy.embedded.upstreams import UpstreamPools
 
 PATIENCE_S = 1.0
-"""How long a connection may be silent that is to end, so that what its client sends in this moment is answered."""
+"""How long a connection that is to end may be silent, so that what its client sends in this moment is answered."""
 BACKLOG = 4096
-"""Connections that wait to be accepted, bounded by net.core.somaxconn: a sleeping app gets a thousand at once."""
+"""How many connections may wait to be accepted, bounded by net.core.somaxconn: a sleeping app gets a thousand at
+once."""
 
 
 class EmbeddedPlane:
@@ -71,7 +72,7 @@ class EmbeddedPlane:
         return await self._listen(lambda: ProtocolSniffer(self.context, public), host, port)
 
     async def listen_own(self, host: str, port: int, *, public: int) -> Address:
-        """The same for a public port that one app has to itself."""
+        """Serve users as a public port that one app has to itself."""
         return await self._listen(lambda: ProtocolSniffer(self.context, public, own=True), host, port)
 
     async def listen_plain(self, host: str, port: int, *, public: int) -> Address:
@@ -108,9 +109,9 @@ class EmbeddedPlane:
             self._servers.remove(server)
 
     async def retire(self) -> None:
-        """Before `close`, when another one takes the listening sockets over: end the connections that there are within
-        the settings' `drain_s`. New ones are served meanwhile, each for one request: nobody waits for those that take
-        long."""
+        """Another process takes the listening sockets over: end the connections that there are within the settings'
+        `drain_s`. New ones are served meanwhile, each for one request: nobody waits for those that take long. `close`
+        comes after it."""
         context, settings = self.context, self._settings
         context.retiring = True
         leaving: list[Connection | Tunnel] = [*context.connections, *context.tunnels]
@@ -134,7 +135,7 @@ class EmbeddedPlane:
 
     async def close(self) -> None:
         """Take no more connections, finish what is in flight within the settings' `drain_s`, then cut the rest. After
-        `retire` it is a matter of `pause_s`, in which new connections wait, and tunnels have had their time."""
+        `retire` there are only `pause_s`, in which new connections wait; tunnels have had their time."""
         context, settings = self.context, self._settings
         await close_gently(self._servers)
         if context.retiring:

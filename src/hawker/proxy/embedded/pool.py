@@ -1,4 +1,4 @@
-"""Connections to machines that wait for their next request, by address."""
+"""Keeps connections to machines that wait for their next request, by address."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hawker.proxy.embedded.upstream_connection import UpstreamConnection
 from hawker.sockets import Sockets
 
 OFFERED_S = 0.05
-"""So long a connection waits for its first request: a program that serves one at a time is busy with it."""
+"""For this long a connection waits for its first request: a program that serves one at a time is busy with it."""
 
 
 class Attempts:
-    """Those to connect that are under way. Nobody answers at the address of a machine that is put to rest, and the
-    kernel goes on trying."""
+    """The attempts to connect that are under way. Nobody answers at the address of a machine that is put to rest, and
+    the kernel goes on trying."""
 
     def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
         self._seconds = settings.connect_timeout_s
@@ -29,7 +29,7 @@ class Attempts:
 
     @asynccontextmanager
     async def one(self, address: Address) -> AsyncIterator[None]:
-        """Raises `TimeoutError`."""
+        """One attempt. Raises `TimeoutError`."""
         async with asyncio.timeout(self._seconds) as attempt:
             attempts = self._under_way.setdefault(address, {})
             attempts[attempt] = None
@@ -41,14 +41,15 @@ class Attempts:
                     del self._under_way[address]
 
     def end(self, address: Address) -> None:
-        """As if their time were over."""
+        """End the attempts at this address as if their time were over."""
         for attempt in self._under_way.pop(address, ()):
             if not attempt.expired():
                 attempt.reschedule(self._loop.time())
 
 
 class Pool:
-    """The one used last is taken first, so that a burst's connections end by themselves."""
+    """Idle connections by address. The one used last is taken first, so that a burst's connections end by
+    themselves."""
 
     def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop, sockets: Sockets) -> None:
         self._sockets = sockets
@@ -62,8 +63,8 @@ class Pool:
         self.opened = 0
 
     def take(self, address: Address, repeatable: bool) -> UpstreamConnection | None:
-        """One that waits, or None: `connect` then. For a request that must not be made twice its socket is looked at
-        once more: what the machine closes in this very moment is all that is left to go wrong."""
+        """A connection that waits, or None: `connect` then. For a request that must not be made twice the socket is
+        looked at once more: then only what the machine closes in this very moment can go wrong."""
         idle = self._idle.get(address)
         while idle:
             connection = idle.pop()
@@ -73,7 +74,7 @@ class Pool:
         return None
 
     async def connect(self, address: Address) -> UpstreamConnection:
-        """A new one. Raises `OSError`, `TimeoutError` when it takes too long."""
+        """Make a new connection. Raises `OSError`, `TimeoutError` when it takes too long."""
         sock = self._taken(address)
         made = partial(UpstreamConnection, address, self._settings, self, self._loop, self._sockets)
         async with self._attempts.one(address):
@@ -86,7 +87,8 @@ class Pool:
         return connection
 
     def offer(self, address: Address, sock: socket.socket) -> None:
-        """A connection that was made to see whether the machine listens: the request that waits for that takes it."""
+        """Take a connection that was made to see whether the machine listens: the request that waits for the machine
+        gets it."""
         self._withdraw(address)
         if self._closed:
             sock.close()
@@ -115,7 +117,7 @@ class Pool:
             idle.append(connection)
 
     def forget(self, connection: UpstreamConnection) -> None:
-        """It is closed."""
+        """This connection is closed."""
         idle = self._idle.get(connection.address)
         if idle is not None:
             if connection.waiting and connection in idle:
@@ -124,8 +126,8 @@ class Pool:
                 del self._idle[connection.address]
 
     def let_go(self, address: Address, asleep: bool) -> None:
-        """The machine there is put to rest. What waits is closed while it can still hear of it: a virtual machine would
-        not know when it goes on, nor would its next run of a connection to the one before. `asleep`: it rests, and what
+        """The machine there is put to rest. Idle connections are closed while it can still hear of it: a virtual
+        machine would not know of that when it goes on, nor would its next run. `asleep`: it rests already, and what
         waits for the first byte of an answer waits for nothing."""
         self._attempts.end(address)
         self._withdraw(address)
@@ -144,8 +146,8 @@ class Pool:
         return found
 
     def give_up(self, address: Address, problem: str, waited_s: float, every: bool) -> None:
-        """Nothing there answers: what has waited so long, and may be asked elsewhere, is; `every`: the rest gets an
-        error."""
+        """Nobody there answers: what has waited so long, and may be asked elsewhere, is asked there; `every`: the rest
+        gets an error."""
         now = self._loop.time()
         for connection in [each for each in self._every if each.address == address]:
             if every or connection.unanswered_s(now) >= waited_s:

@@ -1,12 +1,12 @@
-"""A user's new connection: what it speaks is seen by its first bytes, and who carries it from then on is decided.
+"""Sees by a new connection's first bytes what it speaks, and decides who carries it from then on.
 
     TLS hello ----> the app by its server name --> handshake --> HTTP/2 or HTTP/1.1 by ALPN, or bytes
     PRI * HTTP/2.0 ------------------------------------------> HTTP/2
     SSLRequest ---> "S" --> TLS hello ...                       (PostgreSQL)
     anything else -------------------------------------------> HTTP/1.1
 
-On a port that one app has to itself, its service says before the first byte whether there is anything to look for: of
-many protocols it is the server who speaks first.
+On a port that one app has to itself, its service says before the first byte whether there is anything to look for: in
+many protocols the server speaks first.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OF_NOBODY = ServicePort(handlers=("tls", "http"))
 
 class ProtocolSniffer(asyncio.Protocol):
     """A connection at the public port `port`, until it is known whose it is. `own`: the port is one app's alone.
-    `behind`: it comes from a program of this host, which tells first where it has it from."""
+    `behind`: it comes from a program of this host, which first tells where it comes from."""
 
     def __init__(self, context: PlaneContext, port: int, *, own: bool = False, behind: bool = False) -> None:
         self._context = context
@@ -103,7 +103,7 @@ class ProtocolSniffer(asyncio.Protocol):
         try:
             found = read_preface(self._held)
         except BadPreface:
-            self.abort()  # what it is for cannot be known, nor be said to whoever it is for
+            self.abort()  # nobody knows whom it is for, nor can say so to the client
             return
         if found is None:
             return
@@ -151,7 +151,7 @@ class ProtocolSniffer(asyncio.Protocol):
         self._task = self._context.spawn(work)
 
     async def _whose(self) -> None:
-        """The port is one app's: what does its service speak here?"""
+        """Ask what the service of the app speaks that has this port to itself."""
         route = await self._route("")
         self._task = None
         if route is None:
@@ -165,7 +165,7 @@ class ProtocolSniffer(asyncio.Protocol):
                 self._look()
 
     async def _secured(self, hello: ClientHello) -> None:
-        """TLS: by whose certificate, or is it not for this proxy to open at all?"""
+        """Find whose certificate TLS is to be opened with, or that this proxy is not to open it."""
         context = self._context
         host = "" if self._own else hello.name
         route = await self._route(host)
@@ -185,7 +185,7 @@ class ProtocolSniffer(asyncio.Protocol):
             return
         if all(hello.newest < number for number in map(NUMBERS.__getitem__, port.tls_versions)):
             context.counters.handshakes_failed += 1
-            self._alert(PROTOCOL_VERSION)  # of asyncio's own such answers nobody hears
+            self._alert(PROTOCOL_VERSION)  # asyncio's own such answers reach nobody
             return
         transport = await self._handshake(certificate, port)
         landing = self._landing
@@ -205,15 +205,16 @@ class ProtocolSniffer(asyncio.Protocol):
             context.observer.secured(carrier, self._port, host, route)
 
     async def _is_of(self, name: str, route: Route | None) -> bool:
-        """Whether a name may be said at a port that one app has to itself. With another app's certificate it would be
-        that app to its users, and get their cookies; and one would be ordered for whatever name anybody makes up."""
+        """Whether a client may name this server at a port that one app has to itself. With another app's certificate
+        the app would be that one to its users, and get their cookies; and certificates would be ordered for whatever
+        name anybody makes up."""
         if not name or route is None:
             return True
         named = await self._route(name)
         return named is not None and named.app == route.app
 
     async def _certificate(self, name: str, route: Route | None) -> Certificate | None:
-        """One may be had while the client waits, for an app that speaks TLS here."""
+        """The certificate. It may be ordered while the client waits, for an app that speaks TLS here."""
         context = self._context
         wanted = route is not None and not {"tls", "pg_tls"}.isdisjoint(route.port.handlers)
         found = None
@@ -258,7 +259,7 @@ class ProtocolSniffer(asyncio.Protocol):
         return landing.transport
 
     async def _route(self, host: str) -> Route | None:
-        """None: nobody serves this name here. Over HTTP that is said with more words."""
+        """The route of this name; None: nobody serves it here. Over HTTP the client is told more."""
         router = self._context.router
         try:
             return router.find(self._port, host) or await router.load(self._port, host)
@@ -268,7 +269,7 @@ class ProtocolSniffer(asyncio.Protocol):
     # --- and then ----------------------------------------------------------------------------------------------------
 
     def _http1(self, *, secure: bool, app: str = "") -> ClientConnection:
-        """Over TLS, made for `app`."""
+        """A connection of HTTP/1. Over TLS it was made for `app`."""
         context, port, way = self._context, self._port, self._way
 
         def ingress(transport: asyncio.Transport) -> PublicIngress:
@@ -279,7 +280,7 @@ class ProtocolSniffer(asyncio.Protocol):
         return ClientConnection(context, ingress)
 
     def _become(self, carrier: asyncio.Protocol, transport: asyncio.Transport, data: bytes) -> None:
-        """Everything from here on is the carrier's."""
+        """Hand the connection over: everything from here on is the carrier's."""
         self._over()
         if transport.is_closing():
             return
@@ -300,8 +301,8 @@ class ProtocolSniffer(asyncio.Protocol):
 
 
 class _Tls(SSLProtocol):
-    """As `loop.start_tls` makes one, but for a client whose hello was read already, and that may be idle for long: the
-    buffer for what comes is 256 KiB otherwise, of which all is in memory."""
+    """TLS as `loop.start_tls` makes it, but for a client whose hello was read already, and that may be idle for long:
+    else the buffer for what comes is 256 KiB, all of it in memory."""
 
     max_size = 32 << 10
 
@@ -332,7 +333,7 @@ class _Tls(SSLProtocol):
 
 
 class _Landing(asyncio.Protocol):
-    """Takes what comes out of a new connection of TLS in the moment before it is known who carries it."""
+    """Takes what a new connection of TLS brings in the moment before it is known who carries it."""
 
     transport: asyncio.Transport
 
@@ -353,5 +354,5 @@ class _Landing(asyncio.Protocol):
 
 
 def _carries_bytes(port: ServicePort) -> bool:
-    """Whether nothing of it is for this proxy to read: a shared port then passes on even what TLS hides."""
+    """Whether this proxy reads nothing of it: a shared port then passes on even what TLS hides."""
     return not {"http", "tls", "pg_tls"}.intersection(port.handlers)

@@ -12,7 +12,7 @@ OF_FAILURES: dict[Failure, tuple[int, str, str]] = {
     "crowded": (503, "PR04", "connection_limit_reached"),
     "unhealthy": (502, "PC03", "http_protocol_error"),
 }
-"""Why the last machine that was tried did not answer -> status, code, error type of RFC 9209 2.3."""
+"""Why the last machine that was tried did not answer -> status, code, error type (RFC 9209 2.3)."""
 
 _ERRORS = {
     "PA01": "http_request_error",
@@ -36,12 +36,13 @@ _ERRORS = {
 
 
 def of_head(problem: str, status: int) -> Refused:
-    """A request that cannot be read."""
+    """The refusal of a request that cannot be read."""
     return Refused(status, "PH02" if status == 431 else "PH01", f"this is no request that is taken: {problem}")
 
 
 def answer(refusal: Refused, proxy: str, request_id: bytes) -> tuple[list[Header], bytes]:
-    """Fields and body for a client. One line of text: it is read by people who look at an app that is not theirs."""
+    """Fields and body of a refusal for a client. The body is one line of text, for people who look at an app that is
+    not theirs."""
     error = _ERRORS.get(refusal.code, "proxy_internal_response")
     text = f"{refusal.code}: {refusal.message}"
     if refusal.hint:

@@ -1,4 +1,4 @@
-"""Requests that a machine hands on to another one, and those that are known to go there (`fly-replay`)."""
+"""Follows requests that a machine hands on to another one (`fly-replay`), and remembers where such requests go."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hawker.proxy.embedded.retry_state import RetryState
 
 
 class Replaying:
-    """The replays of one request. `follow` says how it goes on, `back` how when that failed."""
+    """The replays of one request. `follow` says how it goes on, `back` how it goes on when that failed."""
 
     __slots__ = ("_begun", "_context", "_count", "_last", "_request", "_returned", "_route", "_source")
 
@@ -54,7 +54,8 @@ class Replaying:
         return changed, retry
 
     def back(self, retry: RetryState) -> tuple[RequestHead, Route, RetryState] | None:
-        """Nobody took it where the replay sent it: how it goes on all the same, if the replay says so."""
+        """Nobody took the request where the replay sent it. Returns how it goes on all the same, if the replay says
+        so."""
         replay, self._last = self._last, None
         wishes = None if replay is None else replay.fallback_wishes(self._source)
         if replay is None or wishes is None:
@@ -69,7 +70,7 @@ class Replaying:
         return self._request, self._route, again
 
     def _remember(self, replay: Replay, request: RequestHead, route: Route) -> None:
-        """Where the app wants that, and the replay says the same for all such requests."""
+        """Remember the replay, if the app wants that, and if the replay says the same for all such requests."""
         cache, now = self._context.replays, self._context.now()
         remember, sessions = replay.remember, route.port.replay_cache
         if remember is None and not sessions:

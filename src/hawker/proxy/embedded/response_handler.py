@@ -1,4 +1,4 @@
-"""What a connection to a machine tells whose request it carries, whatever version of HTTP the machine speaks."""
+"""What a connection to a machine tells the request that it carries, whatever version of HTTP the machine speaks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hawker.proxy.embedded.heads import AnswerHead
 
 
 class ResponseHandler(Protocol):
-    """Whose request a connection carries. Exactly one of `ended`, `broken` and `switched` comes last."""
+    """Handles what comes for one request. Exactly one of `ended`, `broken` and `switched` comes last."""
 
     def interim(self, head: AnswerHead) -> None: ...
 
@@ -27,11 +27,11 @@ class ResponseHandler(Protocol):
         ...
 
     def flush(self) -> None:
-        """All that has come was handed over."""
+        """All that has come so far was handed over."""
         ...
 
     def stalled(self, stalled: bool) -> None:
-        """The machine takes nothing more, or takes it again."""
+        """The machine takes nothing more (True), or takes it again."""
         ...
 
     @property

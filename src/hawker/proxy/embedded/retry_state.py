@@ -1,4 +1,4 @@
-"""How one request looks for its machine: what it wishes, what was tried, and what came of it."""
+"""Keeps how one request looks for its machine: what it wishes, what was tried, and what came of it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 class RetryState:
-    """Made when the first machine did not take a request at once, or it says more than which app it is for. `deadline`
-    is of the loop's clock. `app`: another one that it was handed on to, until its route is found. `added` are fields
-    for the machine. `remembered`: what this way was remembered by."""
+    """Made when the first machine did not take a request at once, or when the request says more than which app it is
+    for. `deadline` is of the loop's clock. `app`: another app that it was handed on to, until that one's route is
+    found. `added` are fields for the machine. `remembered`: the keys by which this way was remembered."""
 
     __slots__ = (
         *(
@@ -67,8 +67,8 @@ class RetryState:
     def failed(
         self, method: bytes, how: Failure, problem: str, *, sent: int, whole: bool, most: int, sent_most: int
     ) -> bool:
-        """A machine did not take it; `sent`: so many have got something. Whether another one may be tried."""
-        if how != "crowded" or not self.sent_tries:  # that a machine got something of it says more
+        """A machine did not take it; `sent` machines have got something. Returns whether another one may be tried."""
+        if how != "crowded" or not self.sent_tries:  # it says more that a machine got something of the request
             self.how, self.problem = how, problem
         self.tries += 1
         self.sent_tries += sent
@@ -89,7 +89,8 @@ class RetryState:
         return Refused(status, code, problem, retry_after_s=1 if self.how == "crowded" else 0)
 
     def given_up(self, refusal: Refused) -> Refused:
-        """What to tell it when there is no other: what the last one did says more than that there is none."""
+        """What to tell the client when there is no other machine: what the last one did says more than that there is
+        none."""
         if refusal.status != 503 or not self.tries:
             return refusal
         outcome = self.outcome()
@@ -97,6 +98,7 @@ class RetryState:
         return outcome
 
     def timing(self, at: str, of_lease: dict[str, float], first_byte_s: float) -> bytes:
-        """Server-Timing (W3C), in milliseconds: what looking up, waiting and connecting took, and all of it."""
+        """The field Server-Timing (W3C), in milliseconds: what looking up, waiting and connecting took, and all of
+        it."""
         phases = self.phases | of_lease | {"first-byte": first_byte_s}
         return ", ".join(f"{at}-{name};dur={seconds * 1000:.3f}" for name, seconds in phases.items()).encode()

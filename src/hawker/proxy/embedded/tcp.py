@@ -1,7 +1,7 @@
-"""Plain TCP services: a client's connection whose bytes go to a machine as they come.
+"""Serves plain TCP services: a client's connection whose bytes go to a machine as they come.
 
-It is an exchange like any other, as if the client had asked for a connection by CONNECT: so it waits for a machine that
-wakes, is tried elsewhere, and passes over the backhaul as CONNECT, which it is there.
+It is an exchange like any other, as if the client had asked for a connection by CONNECT. So it waits for a machine that
+wakes, is tried elsewhere, and passes over the backhaul, where it is a CONNECT.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class TcpConnection(asyncio.Protocol):
     """A client at the public port `port`. `host` is the name by which TLS told its app, "" where the port is one app's;
     `early` is what was read of it already. `way` is what a load balancer has told of it.
 
-    What it says before a machine is there is kept, as much as there is room for: it is only by reading that its end is
-    noticed, and nobody is held, nor a machine started, for who has left."""
+    What the client sends before a machine is there is kept, as much as there is room for: only by reading does the
+    proxy see that the client has left, and then it holds nothing and starts no machine for it."""
 
     def __init__(
         self, context: PlaneContext, port: int, host: str = "", early: bytes = b"", way: Way | None = None
@@ -47,7 +47,7 @@ class TcpConnection(asyncio.Protocol):
         return self._exchange is not None
 
     def drain(self, *, patiently: bool = False) -> None:
-        """It waits for a machine: it may go on."""
+        """Nothing: it waits for a machine, and may go on."""
 
     def abort(self) -> None:
         self._transport.abort()
@@ -70,13 +70,13 @@ class TcpConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def eof_received(self) -> bool:
-        """One that has said nothing while it is held has left. Another one may still listen, as with HTTP: for as
+        """A client that has said nothing while it is held has left. Another one may still listen, as with HTTP, for as
         long."""
         exchange = self._exchange
         listens = self._early or (exchange is not None and exchange.placed)
         if not (listens and self._transport.can_write_eof()):
             return False
-        self._transport.pause_reading()  # the tunnel is told of it when it goes on to read
+        self._transport.pause_reading()  # the tunnel sees it when it reads on
         self._deadline.within(self._context.settings.half_closed_s)
         return True
 
@@ -108,7 +108,7 @@ class TcpConnection(asyncio.Protocol):
         self.cut()
 
     def cut(self) -> None:
-        """Nobody takes it, and there is no way to say so in a protocol that is not known."""
+        """Nobody takes the connection, and an unknown protocol has no way to say so."""
         self._exchange = None
         self._transport.abort()
 
@@ -126,7 +126,7 @@ class TcpConnection(asyncio.Protocol):
 
 
 class PlainInlet:
-    """Where the connections of a public port belong: those that asked for the name `host`, if they ask for names."""
+    """The ingress of plain TCP at a public port: of clients that asked for the name `host`, if they ask for names."""
 
     __slots__ = ("_context", "_host", "_port", "client", "edge", "secure")
     hears = False

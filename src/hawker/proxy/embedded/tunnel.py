@@ -1,4 +1,4 @@
-"""Bytes both ways between two connections, until both have said their last: upgrades, CONNECT, plain TCP services."""
+"""Passes bytes both ways between two connections, until both have closed: upgrades, CONNECT, plain TCP services."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ class Tunnels(Protocol):
 
 class Tunnel:
     """`client` and `machine` are open transports, which are the tunnel's from here on. It ends when nothing moves for
-    `idle_s`, and when the machine has said its last for the settings' `idle_timeout_s`: a client could stay for ever.
-    `done(sent, received)` is called once, with the bytes to the client and from it, when both are closed."""
+    `idle_s`; after the machine has closed its side, when nothing moves for the settings' `idle_timeout_s`, since a
+    client could stay for ever. `done(sent, received)` is called once, with the bytes to the client and from it, when
+    both are closed."""
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class Tunnel:
 
 
 class _End(asyncio.Protocol):
-    """One of the two. `bytes` came from it."""
+    """One of the two ends. `bytes` counts what came from it."""
 
     __slots__ = ("_tunnel", "bytes", "ended", "other", "transport")
 
@@ -114,7 +115,7 @@ class _End(asyncio.Protocol):
         self._tunnel.moved()
 
     def eof_received(self) -> bool:
-        """Half closed: the other direction may go on, but over TLS, which asyncio does not half close."""
+        """One side is closed: the other direction may go on, but not over TLS, which asyncio does not half close."""
         self.ended = True
         self._tunnel.ended(self)
         if not self.transport.can_write_eof():
@@ -146,8 +147,8 @@ class _End(asyncio.Protocol):
 
 
 def keep_watch(transport: asyncio.Transport, gone_s: float) -> None:
-    """Of a connection that may be silent for hours: the system looks whether its peer's host is there, and ends it so
-    long after the last sign of it."""
+    """Have the system look whether the peer's host is there, on a connection that may be silent for hours, and end it
+    so long after the last sign of it."""
     its = transport.get_extra_info("socket")
     if its is None or its.family == socket.AF_UNIX:  # a stream of HTTP/2, or HAProxy's, which watches by itself
         return

@@ -1,8 +1,8 @@
-"""Requests' bodies that are still on their way: what slow senders may take from others.
+"""Watches requests' bodies that are still on their way: what slow senders may take from others.
 
-A request holds a place of its machine's hard limit from when it is sent there until it is answered, and a client that
-sends a byte a minute would hold it for hours. So a body that is short enough to be kept is there before a place is
-taken, as nginx has it. The others are watched:
+A request counts to its machine's hard limit from when it is sent there until it is answered, and a client that sends a
+byte a minute would hold that for hours. So a body that is short enough to be kept is there before a machine is chosen,
+as nginx has it. The others are watched:
 
 - A body of which is known how long it is, and that comes slower than a modem (`upload_least`), is given up, as Kestrel,
   IIS and Apache do. One without a length may be a stream on which there is nothing to say; and so may be any of a
@@ -23,7 +23,7 @@ from hawker.proxy.base import Refused, ServicePort
 from hawker.proxy.embedded.settings import Settings
 
 LEAN_MOST = 4
-"""So many looks in a row a body may come too slowly: with those of 5 seconds as long as Apache waits (20 s)."""
+"""In so many looks in a row a body may be too slow: with looks every 5 seconds as long as Apache waits (20 s)."""
 
 
 class Sender(Protocol):
@@ -42,15 +42,15 @@ class Sender(Protocol):
 
     @property
     def others(self) -> int:
-        """Requests that wait for a place like the one that this one has, 0 while it has none."""
+        """How many requests wait for room at the machine that this one has; 0 while it has none."""
         ...
 
     def refuse(self, refusal: Refused) -> None: ...
 
 
 class Upload:
-    """One body. `awaited`: no place is taken before it is complete. `held`: nobody reads more of it now. `came` are the
-    bytes of it that came since it is watched."""
+    """One body. `awaited`: no machine is chosen before the body is complete. `held`: nobody reads more of it now.
+    `came` counts the bytes that came since it is watched."""
 
     __slots__ = ("awaited", "came", "held", "lean", "rate", "seen", "sender", "since", "sized")
 
@@ -65,7 +65,7 @@ class Upload:
         self.lean = 0
 
     def look(self, now: float, least: float) -> None:
-        """How fast it comes, since the look before."""
+        """Note how fast the body came since the look before."""
         if self.held:
             self.rate, self.lean = math.inf, 0
         else:
@@ -75,7 +75,7 @@ class Upload:
 
 
 class Uploads:
-    """Those of a data plane."""
+    """All bodies that a data plane watches."""
 
     def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
         self._settings = settings
@@ -84,7 +84,7 @@ class Uploads:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, sender: Sender, *, sized: bool, awaited: bool) -> Upload:
-        """`drop` it when the body is complete, or its request over."""
+        """Watch a body. The caller drops it when the body is complete, or its request over."""
         upload = Upload(sender, self._loop.time(), sized=sized, awaited=awaited)
         self._under_way[upload] = None
         if self._timer is None:
@@ -114,7 +114,7 @@ class Uploads:
         self._make_room(slow)
 
     def _make_room(self, slow: list[Upload]) -> None:
-        """For those that wait where these have places."""
+        """End slow bodies where other requests wait for the room that these have."""
         in_the_way = [(upload, upload.sender.others) for upload in slow if upload.sender.others]
         waiting: dict[str, int] = {}
         for upload, others in in_the_way:

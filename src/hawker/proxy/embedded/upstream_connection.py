@@ -1,7 +1,8 @@
-"""A connection to a machine, or to its worker's proxy: one request at a time, its answer read as it comes.
+"""A connection to a machine, or to its worker's proxy: it carries one request at a time, and reads the answer as it
+comes.
 
-What the peer says is not trusted: a head that leaves room for two readings, an answer nobody asked for, more bytes than
-it declared. The first becomes 502, after the others the connection is not used again.
+The peer is not trusted: its head may leave room for two readings, its answer may be unasked for, or longer than
+declared. The first becomes 502; after the others the connection is not used again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from hawker.sockets import Sockets
 GUARDED_BYTES = 16 << 10
 """A request of this size is taken by a machine's kernel at once, whatever the machine does."""
 _HEAD = -4
-"""As what is left to read: the answer's head."""
+"""What is left to read: the answer's head."""
 
 
 class Idle(Protocol):
@@ -35,7 +36,7 @@ class Idle(Protocol):
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """`served` is how many answers it has brought."""
+    """`served` counts the answers that it has brought."""
 
     unseen = False
     """Whether the machine has told that it did nothing with the request, which only HTTP/2 can say."""
@@ -103,7 +104,7 @@ class UpstreamConnection(asyncio.Protocol):
         return not self.transport.is_closing()
 
     def quiet(self) -> bool:
-        """Whether nothing has come that this loop has not seen yet, such as the machine's end. Asks the system."""
+        """Whether nothing has come that this loop has not seen yet, such as the machine's end. This asks the system."""
         if self._has_come():
             self.transport.abort()
             return False
@@ -113,7 +114,7 @@ class UpstreamConnection(asyncio.Protocol):
         return self._sockets.has_come(self.transport)
 
     def asleep(self) -> None:
-        """The machine was put to rest, and answers no more what it has not begun to."""
+        """The machine was put to rest: it answers nothing that it has not begun to answer."""
         if self._handler is not None and not self._heard and self.usable and not self._has_come():
             self._break("timeout", "it was put to rest before it answered")
 
@@ -141,7 +142,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.deadline.within(idle_s)
 
     def body(self, data: bytes) -> None:
-        """More of it."""
+        """Send more of the request's body."""
         self._large = True
         self.transport.write(chunk(data) if self._chunked else data)
         self.deadline.within(self._idle_s)
@@ -165,7 +166,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.deadline.within(self._idle_s)
 
     def hand_over(self, handler: ResponseHandler) -> None:
-        """Whose answer the rest of this one is."""
+        """The rest of the answer goes to this handler."""
         self._handler = handler
 
     def abandon(self) -> None:
@@ -177,7 +178,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.transport.close()
 
     def release(self) -> asyncio.Transport:
-        """Its transport, for another protocol."""
+        """Give up the transport, for another protocol."""
         self._handler = None
         self.deadline.close()
         if self._guarded:
@@ -191,7 +192,7 @@ class UpstreamConnection(asyncio.Protocol):
         return max(0.0, now - (self.deadline.at - self._idle_s))
 
     def give_up(self, problem: str, every: bool) -> None:
-        """Whoever is to answer here does not answer anything. `every`: also what cannot be made elsewhere."""
+        """Nobody answers here: break off a request that may be made elsewhere. `every`: break off the others, too."""
         handler = self._handler
         if handler is None or self._heard or not (every or handler.may_go_elsewhere):
             return
@@ -258,7 +259,7 @@ class UpstreamConnection(asyncio.Protocol):
         assert handler is not None
         while True:
             if self._method == self._last_method and data.startswith(self._last_raw):
-                head = self._last  # a machine says the same again and again, within a second even its Date
+                head = self._last  # a machine says the same again and again, even with the same Date within a second
                 data = data[len(self._last_raw) :]
                 break
             end = data.find(b"\r\n\r\n") + 4
@@ -351,7 +352,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._idle.put(self)
         else:
             self.transport.close() if not handler.sending else self.transport.abort()
-            self.deadline.within(self._idle_s)  # for what it never takes of the request
+            self.deadline.within(self._idle_s)  # so long the machine may take for the rest of the request
         handler.ended(trailers)
 
     def _last_words(self) -> None:
@@ -361,9 +362,10 @@ class UpstreamConnection(asyncio.Protocol):
             self.data_received(data)
 
     def _guard(self, guarded: bool) -> None:
-        """Whether the kernel ends the connection when the machine's host acknowledges nothing, neither the request nor,
-        while its answer is awaited, a probe: another machine may take it long before an answer is overdue. Not while a
-        body is on its way, since a machine that takes nothing for a while looks the same to the kernel."""
+        """Have the kernel end the connection, or not, when the machine's host acknowledges nothing, neither the request
+        nor, while its answer is awaited, a probe: another machine may take the request long before an answer is
+        overdue. This is off while a body is on its way, since a machine that takes nothing for a while looks the same
+        to the kernel."""
         self._guarded = guarded
         self._sockets.guard(self.transport, self._settings.connect_timeout_s if guarded else 0.0)
 
@@ -378,7 +380,7 @@ class UpstreamConnection(asyncio.Protocol):
             self.transport.close()
         elif self._handler is not None:
             if self._handler.sending and not self._heard:
-                self.deadline.within(self._idle_s)  # it waits for its request: the client's time-out is the one
+                self.deadline.within(self._idle_s)  # the machine waits for its request: the client's time-out counts
                 return
             self._break("timeout", f"nothing came from it for {self._idle_s:g} s")
         else:

@@ -84,7 +84,7 @@ class UpstreamRequest:
             self._carrier.deny(refusal)
 
     def _enter(self, route: Route) -> bool:
-        """Where the request belongs is known. False: it is answered already. Raises `Refused`."""
+        """The route is known. Returns False when the request is answered already. Raises `Refused`."""
         self.route = route
         request = self.request
         host = self._ingress.redirects(request, route.port)
@@ -105,7 +105,7 @@ class UpstreamRequest:
         return True
 
     def _take(self, route: Route) -> None:
-        """The way without waiting, as far as there is one."""
+        """Go as far as is possible without waiting."""
         retry = self.retry
         lease = None
         if retry is None:
@@ -149,7 +149,7 @@ class UpstreamRequest:
         self._task = self._context.spawn(self._sought())
 
     async def _sought(self) -> None:
-        """The way with waiting: load the app, obtain a machine, connect, until one has the request."""
+        """Load the app, obtain a machine and connect, until a machine has the request."""
         try:
             while True:
                 try:
@@ -212,7 +212,8 @@ class UpstreamRequest:
         return connection
 
     def _pool(self, route: Route, lease: Lease) -> Pool | H2Pool:
-        """Between proxies there is HTTP/1.1 alone, and so for what leaves HTTP altogether."""
+        """The connections to take one from. Between proxies there is HTTP/1.1 alone, and so for what leaves HTTP
+        altogether."""
         http2 = route.port.h2_backend and not lease.headers and not self.request.upgrade
         upstreams = self._context.upstreams
         return upstreams.h2 if http2 and self.request.method != b"CONNECT" else upstreams.http1
@@ -241,7 +242,7 @@ class UpstreamRequest:
 
     @property
     def _sent_most(self) -> int:
-        """How many machines get something of it: another proxy that has chosen the machine counts them itself."""
+        """To how many machines something may be sent: another proxy that has chosen the machine counts them itself."""
         return 1 if self._chosen else max(SENT_MOST - self._ingress.sent, 1)
 
     @property
@@ -310,8 +311,8 @@ class UpstreamRequest:
             self._fail(self.retry.outcome(), acted=sent > 0 and not self._repeatable)
 
     def _tries_again(self, how: Failure, problem: str, *, sent: int, stale: bool = False) -> bool:
-        """Note that this machine did not take it; `sent`: how many got something of it. Whether another one may be
-        tried."""
+        """Note that this machine did not take the request; `sent` machines got something of it. Returns whether another
+        one may be tried."""
         retry = self.retry
         if retry is None:
             retry = self.retry = RetryState(self._deadline())

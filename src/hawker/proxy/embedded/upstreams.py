@@ -1,4 +1,4 @@
-"""The connections to machines and to other proxies, of both versions of HTTP."""
+"""Keeps the connections to machines and to other proxies, of both versions of HTTP."""
 
 from __future__ import annotations
 

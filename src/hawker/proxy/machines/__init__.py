@@ -1,1 +1,1 @@
-"""A machine that requests go to, behind a door: whether it runs and listens, here or behind another proxy."""
+"""How a proxy reaches machines: by their doors, or by way of another proxy; and how it has them started and stopped."""

@@ -1,4 +1,4 @@
-"""A proxy's calls to workers: to have a machine run, and to put an idle one to rest."""
+"""Calls workers: to have a machine run, and to put an idle one to rest."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ Released = Callable[[door.Awake], None]
 
 
 def _nobody(awake: door.Awake) -> None:
-    """Is in a hurry."""
+    """The `released` of a caller that waits for the answer alone."""
 
 
 class Calls(Protocol):
-    """One worker. Both raise `HawkerError`, `Unreachable` when the outcome is in doubt."""
+    """The calls of one worker. Both raise `HawkerError`, and `Unreachable` when the outcome is in doubt."""
 
     async def wake(self, wish: door.Wake, released: Released = _nobody) -> door.Awake:
-        """`released` may be told of what will be answered as soon as nothing keeps the machine from running. It may
-        still fail to, and then this raises."""
+        """Have the machine run. `released` may be told what the answer will be, as soon as nothing keeps the machine
+        from running. The start may still fail, and then this call raises."""
 
     async def rest(self, wish: door.Rest) -> door.Resting: ...
 
 
 class Own(Calls, Protocol):
-    """The worker in this very process."""
+    """The calls of the worker in this very process."""
 
     on_rest: list[Callable[[str, str], None]]
-    """Told of machines that are stopped or suspended, or about to be: id and state."""
+    """These are told of machines that are stopped or suspended, or about to be: id and state."""
 
 
 class _Error(msgspec.Struct):
@@ -59,7 +59,7 @@ class _Error(msgspec.Struct):
 
 
 class WorkerCalls:
-    """A worker over HTTP. `close` when done."""
+    """The calls of a worker over HTTP. `close` when done."""
 
     def __init__(self, worker: Worker, token: str) -> None:
         headers = {"authorization": f"Bearer {token}", WORKER: worker.name}
@@ -99,7 +99,8 @@ class WorkerCalls:
 
 
 class Workers:
-    """The calls of every worker, by its place. `own` are those of the worker in this very process, if there is one."""
+    """The calls of every worker, by its address. `own` are those of the worker in this very process, if there is
+    one."""
 
     def __init__(self, token: str, own_name: str = "", own: Calls | None = None) -> None:
         self._token = token
@@ -116,7 +117,7 @@ class Workers:
         return calls
 
     async def forget(self, worker: Worker) -> None:
-        """It has moved, or is gone. What is under way fails."""
+        """This worker has moved, or is gone. Calls that are under way fail."""
         if calls := self._calls.pop(worker, None):
             await calls.close()
 

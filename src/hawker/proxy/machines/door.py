@@ -1,10 +1,11 @@
-"""The door to one machine: whether it runs and listens, as this proxy knows it, and the one start that all wait for.
+"""The door to one machine: whether the machine runs and listens, as this proxy knows it, and the one start that all
+requests wait for.
 
 A worker's machines are behind the doors of its own proxy, and behind nobody else's. A door knows more than the rows of
-the catalog: they tell of a start that it asked for only a while later, and of a program that does not listen never.
+the catalog: they tell late of a start that the door asked for, and never of a program that does not listen.
 
-Stopping goes through the door, too (`hawker.proxy.stopping`): what comes while the machine is being stopped waits for
-the end of that, and has it started again.
+Stopping goes through the door, too: requests that come while the machine is being stopped wait for the end of the stop,
+and have the machine started again.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ RUNNING = State.started.value
 ASLEEP = frozenset((State.stopped.value, State.suspended.value, State.failed.value))
 AT_REST = frozenset(("stopping", "stopped", "suspending", "suspended"))
 BELIEVED_S = 5.0
-"""So long what a worker answered counts more than its rows: they come within milliseconds, or within seconds when the
+"""For this long a worker's answer counts more than its rows: they come within milliseconds, or within seconds when the
 catalog is in trouble."""
 SETTLED_S = 0.02
-"""A request has begun to connect so long after it got its place."""
+"""A request that has a lease has begun to connect after this long."""
 AGAIN_S = 0.25
-"""After a worker did not answer."""
+"""The pause after a worker did not answer."""
 ASK_AGAIN_S = 1.0
 """How often a worker is asked whether a program still runs that does not listen."""
 STARTS_MOST = 3
-"""Of a program that ends before it listens, for one batch of requests."""
+"""How often one batch of requests has a program started that ends before it listens."""
 START_AGAIN_MOST_S = 60.0
 
 
 class NotOpened(Refused):
-    """The machine did not come to take requests. `again`: it may, a little later."""
+    """The machine does not take requests. `again`: it may, a little later."""
 
     def __init__(self, code: str, message: str, retry_after_s: int, *, again: bool = False) -> None:
         super().__init__(503, code, message, retry_after_s=retry_after_s)
@@ -57,8 +58,8 @@ class NotOpened(Refused):
 
 
 class Door:
-    """One machine of a worker. `calls` reach that worker; `endpoints` are the machine's in groups, kept by the
-    router."""
+    """One machine of a worker. `calls` reach that worker; `endpoints` are the machine's in the groups of its app, which
+    the app table sets."""
 
     def __init__(
         self,
@@ -86,10 +87,10 @@ class Door:
         self._withdraw = withdraw
         self._hang_up = hang_up
         self._opening: asyncio.Task[None] | None = None
-        self._starting: asyncio.Task[words.Awake] | None = None  # the last one whose program was let go
+        self._starting: asyncio.Task[words.Awake] | None = None  # the last run whose program was released
         self._resting: asyncio.Future[Any] | None = None
-        self._believed: tuple[str, float] | None = None  # a state, and until when it counts
-        self._seen = asyncio.Event()  # another row
+        self._believed: tuple[str, float] | None = None  # a state that the worker told, and until when it counts
+        self._seen = asyncio.Event()  # set when a row comes
         self._shown = False  # whether a row has told of a start since one was asked for last
         self._left = False  # whether one has told since then that the machine does not run on, or may have
         self._waits_for = ""
@@ -101,7 +102,7 @@ class Door:
 
     @property
     def in_flight(self) -> int:
-        """Requests at the machine, those that wait for its start among them."""
+        """The requests at the machine, and those that wait for its start."""
         return sum(endpoint.entry.in_flight for endpoint in self.endpoints.values())
 
     @property
@@ -116,13 +117,13 @@ class Door:
 
     @property
     def at_rest(self) -> bool:
-        """Whether it sleeps in order, or is on its way there, and nobody has it started."""
+        """Whether the machine sleeps in order, or is on its way there, and nobody has it started."""
         return self._opening is None and self.state in AT_REST
 
     @property
     def _held(self) -> bool:
-        """Whether a start has let its program go that its worker is not done with. Until then nothing else has the
-        machine there, and what its row tells is of before."""
+        """Whether a start has released its program and its worker is not done with the start. Until then nobody else
+        can have changed the machine, and its row tells of the time before."""
         return self._starting is not None and not self._starting.done()
 
     @property
@@ -130,7 +131,7 @@ class Door:
         return self._resting is not None
 
     def row(self, machine: Machine) -> None:
-        """The catalog's row, new or changed."""
+        """Take the catalog's row, new or changed."""
         before, self.machine = self.machine, machine
         if self._believed is not None and machine.state != before.state:
             believed = self._believed[0]
@@ -143,12 +144,12 @@ class Door:
             self._left |= leads_back(before.state, machine.state)
             asleep = machine.state in ASLEEP
             self._no_connections(asleep=asleep)
-            if asleep:  # and those that requests with a place there had yet to begin
+            if asleep:  # and those that requests with a lease had yet to open
                 asyncio.get_running_loop().call_later(SETTLED_S, self._still_asleep)
         self._seen.set()
 
     def candidate(self, row: Candidate) -> Candidate:
-        """The row as the door knows better."""
+        """The row, corrected by what the door knows better."""
         return row if row.state == self.state else replace(row, state=self.state)
 
     def _no_connections(self, *, asleep: bool = False) -> None:
@@ -182,8 +183,8 @@ class Door:
     # --- what requests meet ------------------------------------------------------------------------------------------
 
     def failed(self, endpoint: Endpoint, how: Failure) -> None:
-        """A machine that refuses connections, or breaks them before an answer, is looked at until it takes some; one
-        that runs and is silent is left alone for a while."""
+        """Look at a machine that refuses connections, or breaks them before an answer, until it takes some. Leave one
+        alone for a while that runs and is silent."""
         loop = asyncio.get_running_loop()
         self.used_at = loop.time()
         if self._opening is not None:
@@ -198,15 +199,15 @@ class Door:
 
     def answered(self, endpoint: Endpoint) -> None:
         self._backoff.over()
-        self.used_at = self._now()  # to ask for the running loop is a system call
+        self.used_at = self._now()  # to ask for the running loop costs a system call
 
     def heard(self, endpoint: Endpoint, load: bytes) -> None:
-        """It is counted here."""
+        """The pool counts what is in flight here by itself: a door needs no answer's word for that."""
 
     # --- starting ----------------------------------------------------------------------------------------------------
 
     def open(self, request: Waiting = NOBODY, why: str = words.AUTOSTART) -> asyncio.Task[None]:
-        """Begin to make the machine take requests, unless that is under way."""
+        """Begin to have the machine take requests, unless that is under way."""
         if self._opening is None:
             self._opening = asyncio.get_running_loop().create_task(
                 self._open(request, why), name=f"open {self.machine.id}"
@@ -216,13 +217,13 @@ class Door:
         return self._opening
 
     async def opened(self, deadline: float, request: Waiting = NOBODY) -> None:
-        """Until the machine takes requests. Raises `NotOpened`, and `TimeoutError` at the deadline."""
+        """Wait until the machine takes requests. Raises `NotOpened`, and `TimeoutError` at the deadline."""
         opening = self.open(request)
         async with asyncio.timeout_at(deadline):
             await asyncio.shield(opening)
 
     async def close(self) -> None:
-        """Look at it no more; whoever waits is cancelled."""
+        """Stop looking at the machine; whoever waits is cancelled."""
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.gather(self._opening, return_exceptions=True)
@@ -264,8 +265,9 @@ class Door:
             self._changed(self)
 
     async def _until_it_passes(self) -> bool:
-        """The results of a machine's checks begin with its program, and are gone when that has ended. False: it has
-        ended, or is about to: somebody stops it, or an update does that found it running."""
+        """Whether the machine's program still runs. The results of its checks begin with the program, and are gone when
+        it has ended. False: it has ended or is about to, since somebody stops the machine, or an update does that found
+        it running."""
         self._waits_for = "its checks do not pass"
         while not (self.machine.state == RUNNING and self.machine.checked and not self.machine.failing):
             if self._left:
@@ -275,7 +277,7 @@ class Door:
         return True
 
     async def _start_until_it_listens(self, request: Waiting, why: str) -> tuple[float, words.Awake]:
-        """Returns when it was started last, and what the worker said."""
+        """Have the machine started. Returns when it was started last, and what the worker said."""
         loop = asyncio.get_running_loop()
         starts = 0
         listened: tuple[float, words.Awake] | None = None
@@ -308,7 +310,7 @@ class Door:
                 raise
 
     async def _listens(self, starting: asyncio.Future[words.Awake]) -> bool:
-        """Whether it takes connections within a while. Raises what `starting` raises."""
+        """Whether the machine takes connections within a while. Raises what `starting` raises."""
         with suppress(TimeoutError):
             async with asyncio.timeout(ASK_AGAIN_S):
                 for endpoint in list(self.endpoints.values()):
@@ -317,7 +319,8 @@ class Door:
         return False
 
     async def _start(self, request: Waiting, why: str, released: asyncio.Future[words.Awake]) -> words.Awake:
-        """`released` has what the worker will say as soon as the program may be looked for."""
+        """Ask the worker to start the machine. `released` gets what the worker will say as soon as the program may be
+        looked for."""
 
         def told(awake: words.Awake) -> None:
             if not released.done():
@@ -338,7 +341,7 @@ class Door:
                 raise _declined(error, self._settings.retry_after_s) from error
 
     def _not_opened(self, error: NotOpened) -> NotOpened:
-        """Leave it alone for a while."""
+        """The start has failed: leave the machine alone for a while."""
         loop = asyncio.get_running_loop()
         seconds = min(self._settings.start_again_s * 2**self._failed_starts, START_AGAIN_MOST_S)
         self._failed_starts = min(self._failed_starts + 1, 10)
@@ -350,13 +353,14 @@ class Door:
     # --- stopping ----------------------------------------------------------------------------------------------------
 
     def rests(self, state: str) -> None:
-        """Its worker stops or suspends it, or has, and not by our wish. Rows tell of that, too, some of them late."""
+        """The worker stops or suspends the machine, or has done so, and this proxy did not ask for it. Rows tell of
+        that, too, some of them late."""
         if self.state == RUNNING and self._opening is None and self._resting is None:
             self._believe("suspending" if state in ("suspending", "suspended") else "stopping")
             self._no_connections()
 
     def keep_closed(self, closed: bool) -> None:
-        """Give it no request that another machine can take."""
+        """Give the machine no request that another machine can take."""
         for endpoint in self.endpoints.values():
             endpoint.pool.closing(endpoint.entry, closed)
 
@@ -379,7 +383,7 @@ class Door:
             self.instance = ""  # it may be another one by now: the program was started again after it failed
             return False
         else:
-            # A state that a start waits for the end of: the row with the truth is on its way.
+            # A start waits for the end of such a state: the row with the truth is on its way.
             self._believe("suspending" if resting.state == "suspended" else "stopping")
             return True
         finally:
@@ -402,14 +406,14 @@ def _declined(error: HawkerError, retry_after_s: int) -> NotOpened:
 
 
 def _look_at_error(task: asyncio.Task[None]) -> None:
-    """asyncio complains of an error that nobody has looked at: nobody may be waiting."""
+    """Look at an error that nobody may be waiting for: asyncio complains of those that nobody has looked at."""
     if not task.cancelled():
         task.exception()
 
 
 def _pass_on(released: asyncio.Future[words.Awake], starting: asyncio.Task[words.Awake]) -> None:
-    """What came of a start, to whoever waits for its program to be let go. One that fails when its program has taken a
-    connection is told of by the machine's row."""
+    """Tell whoever waits for the program to be released what came of the start. If a start fails after its program has
+    taken a connection, the machine's row tells of that."""
     error = None if starting.cancelled() else starting.exception()
     if released.done():
         return

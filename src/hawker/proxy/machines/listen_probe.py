@@ -1,7 +1,7 @@
-"""When a machine takes connections: looked at again and again, quickly at first.
+"""Finds out when a machine takes connections: looks again and again, quickly at first.
 
 A program that was just started listens after a millisecond or after a minute. Every look is a connection. The one that
-is taken is for the request that waits for it. With many machines on their way at a time, each is looked at less often.
+is taken goes to the request that waits for it. With many machines on their way at a time, each is looked at less often.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ from hawker.sockets import Sockets
 FIRST_LOOK_S = 0.0006
 """No program listens earlier."""
 AT_FIRST_S = 0.0002
-"""Between looks at a machine that comes up alone, as long as `ALONE_S`. The event loop, whose timers go by whole
-milliseconds, stands still meanwhile: a program that listens within a millisecond should not wait for another one. A
-loop that went on looking without a pause had the processor that the program needs: it took twice as long. With several
+"""The pause between looks at a machine that comes up alone, for the first `ALONE_S`. The event loop, whose timers go by
+whole milliseconds, stands still meanwhile: a program that listens within a millisecond should not wait for another one.
+A loop that looked without a pause took the processor that the program needs, and that took twice as long. With several
 machines the loop goes on: 500 that wake at once kept all requests of the agent waiting for 0.36 s."""
 ALONE_S = 0.0015
 FIRST_S = 0.001
-"""Then between looks. A connection that is refused on this host costs a thirtieth of that."""
+"""The pause between looks after that. A connection that is refused on this host costs a thirtieth of it."""
 QUICK_S = 0.05
-"""So long it stays at that."""
+"""For this long the pause stays at that."""
 LATER = 1.2
-"""Each pause beside the one before it."""
+"""How much longer each pause is than the one before."""
 MOST_S = 0.1
 TRY_S = 0.25
-"""For one try: a packet that was lost while a machine's network came up is repeated only after a second."""
+"""How long one try may take: a packet that was lost while a machine's network came up is repeated only after a
+second."""
 AT_ONCE = 4
-"""Machines that are looked at as often as that; with twice as many, half as often."""
+"""Up to this many machines are looked at as often as that; with twice as many, half as often."""
 
 
 class ListenProbe:
-    """Looks at machines on their way up, of one proxy."""
+    """Looks at the machines of one proxy that are on their way up."""
 
     def __init__(self, sockets: Sockets, offer: Callable[[Address, socket.socket], None] = NO_UPSTREAMS.offer) -> None:
         """`offer` takes the connection to a machine that has begun to listen."""
@@ -48,8 +49,8 @@ class ListenProbe:
     async def until_listening(
         self, addresses: Sequence[Address], starting: asyncio.Future[Any] | None = None
     ) -> Address:
-        """Until one of the addresses takes a connection. Returns it. To be ended by a time-out of the caller's. Raises
-        what `starting` raises, meanwhile: then nothing will listen."""
+        """Wait until one of the addresses takes a connection, and return it. The caller ends this by a time-out. Raises
+        what `starting` raises meanwhile: then nothing will listen."""
         loop = asyncio.get_running_loop()
         began, pause, past = loop.time(), 0.0, 0.0
         self.machines += 1
@@ -75,7 +76,7 @@ class ListenProbe:
             self.machines -= 1
 
     async def connects(self, address: Address, within_s: float) -> bool:
-        """Whether a connection is taken now."""
+        """Whether somebody takes a connection there now."""
         if sock := await self._sockets.connected(address, within_s):
             sock.close()
         return sock is not None

@@ -1,4 +1,4 @@
-"""Machines behind another proxy: what this one knows of them is what that one tells with its answers."""
+"""Machines behind another proxy: what this proxy knows of them is what the other one tells with its answers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from hawker.proxy.machines.listen_probe import ListenProbe
 from hawker.proxy.settings import RouterSettings
 
 LOOK_MOST_S = 120.0
-"""Then requests try it again, whatever looks have found."""
+"""After this long requests try the machine again, whatever looks have found."""
 LOOK_S = 0.25
 ANSWER_PART = 0.4
-"""Of `hung_s`: a proxy that is only busy answers within that. One that does not gets no more requests; after all of it
-those that it has are made elsewhere."""
+"""The part of `hung_s` within which a proxy answers that is only busy. One that does not gets no more requests; after
+all of `hung_s` those that it has are made elsewhere."""
 CROWDED_S = 0.5
-"""How long a machine is said to have no room for those that wait, once its proxy has said so."""
+"""For this long a machine is said to have no room for requests that wait, once its proxy has said so."""
 SILENT_TIMES = 4
-"""That many times `hung_s` it may say nothing, before requests that it has and that cannot be made elsewhere get an
+"""So many times `hung_s` a proxy may say nothing. Then requests that it has and that cannot be made elsewhere get an
 error: an agent that is stalled is ended by its watchdog before that."""
 PROBLEM = "its worker's proxy says nothing"
 
@@ -40,7 +40,8 @@ class RemoteProxy:
         endpoints: Callable[[], Iterable[Endpoint]] = tuple,
         upstreams: Upstreams = NO_UPSTREAMS,
     ) -> None:
-        """`endpoints` gives all that it keeps. `upstreams` are told when requests wait at its address in vain."""
+        """`endpoints` gives all that this proxy owns. `upstreams` are told when requests wait at its address in
+        vain."""
         self.worker = worker
         self._settings = settings
         self._listen_probe = listen_probe
@@ -57,7 +58,7 @@ class RemoteProxy:
 
     def failed(self, endpoint: Endpoint, how: Failure) -> None:
         """A row that is wrong is not believed for a while. What broke or was silent is left alone, for longer each
-        time; if it is the proxy that is silent, until it answers again."""
+        time; a proxy that is silent is left alone until it answers again."""
         now = asyncio.get_running_loop().time()
         if how == "elsewhere":
             endpoint.pool.rest(endpoint.entry, now + self._settings.stale_s)
@@ -74,19 +75,19 @@ class RemoteProxy:
         endpoint.pool.rest(endpoint.entry, until)
 
     def added(self, endpoint: Endpoint) -> None:
-        """It keeps this one from now on, or its row has changed."""
+        """It owns this endpoint from now on, or the endpoint's row has changed."""
         if self.away:
             self._leave_alone(endpoint)
 
     def look(self, address: Address) -> None:
-        """Whether it is there at all, unless that is being looked at."""
+        """Begin to look whether the proxy is there at all, unless that is under way."""
         if self._look is None:
             self._look = asyncio.get_running_loop().create_task(
                 self._until_back(address), name=f"look at {self.worker}"
             )
 
     def moved(self) -> None:
-        """It has another address now. What was found out at the old one says nothing of it."""
+        """The proxy has another address now. What was found out at the old one says nothing of it."""
         self._backoff.over()
         if self._look is not None:
             self._look.cancel()
@@ -102,7 +103,8 @@ class RemoteProxy:
             await asyncio.gather(self._look, return_exceptions=True)
 
     async def _until_back(self, address: Address) -> None:
-        """If it is there, what failed was a machine. If not, no user's request should be what finds out."""
+        """Look until the proxy answers. If it is there, what failed was a machine. If it is not, no user's request
+        should be what finds out."""
         asking = asyncio.get_running_loop().create_task(answers(address, self._settings.hung_s))
         try:
             with suppress(TimeoutError):
@@ -130,7 +132,8 @@ class RemoteProxy:
                 self.away, self._failed, self._look = False, {}, None
 
     async def _end(self, address: Address) -> None:
-        """If it is only silent. One that refuses connections may have those that it took answered before it goes."""
+        """Give up requests at a proxy that is only silent. One that refuses connections may still answer those that it
+        took before it goes."""
         hung_s = self._settings.hung_s
         await asyncio.sleep(hung_s * (SILENT_TIMES - 1))
         if await said(address, hung_s * ANSWER_PART) == "nothing":
@@ -152,7 +155,7 @@ class RemoteProxy:
         self._backoff.over()
 
     def heard(self, endpoint: Endpoint, load: bytes) -> None:
-        """b"3/20/25": in flight, and the limits, which the row has."""
+        """`load` is such as b"3/20/25": what is in flight, and the limits, which the row has, too."""
         count = load.partition(b"/")[0]
         if count.isdigit() and len(count) < 10:
             endpoint.pool.told(endpoint.entry, int(count), asyncio.get_running_loop().time())
@@ -164,7 +167,7 @@ async def answers(address: Address, within_s: float) -> bool:
 
 
 async def said(address: Address, within_s: float) -> Literal["something", "nothing", "no"]:
-    """The same; "no": it takes no connection, or none to answer anything."""
+    """What a proxy says on its backhaul; "no": it takes no connection, or none to answer anything."""
     try:
         async with within(within_s):
             reader, writer = await asyncio.open_connection(*address)

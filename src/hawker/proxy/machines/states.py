@@ -1,4 +1,4 @@
-"""What the rows of a machine tell of its way to running and back, one after the other."""
+"""What the rows of a machine tell of its way to running and back, in the order in which they come."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _TOWARDS_RUNNING = {
 
 def on_the_way(before: str, state: str, to: str) -> bool:
     """Whether a row of this state, after one of the state `before`, may come ahead of the row that tells what is
-    believed. Rows come in order, though not each is seen: one that leads back tells of something later."""
+    believed. Rows come in order, though this proxy does not see each of them: a row that leads back tells of something
+    later."""
     if to == _RUNNING:
         return _TOWARDS_RUNNING.get(before, 0) < _TOWARDS_RUNNING.get(state, 0)
     return state == _RUNNING
@@ -28,6 +29,6 @@ def leads_back(before: str, state: str) -> bool:
 
 
 def runs_on(told: Awake, before: Awake) -> bool:
-    """Whether a worker that is asked again tells of the very start that it told of before. A row that came between the
-    two may have led back, then, to something earlier: rows are told after the worker's own word."""
+    """Whether a worker that is asked again tells of the very start that it told of before. If so, a row that came
+    between the two and led back tells of something earlier: rows come after the worker's own word."""
     return told.before == State.started and bool(told.instance) and told.instance == before.instance

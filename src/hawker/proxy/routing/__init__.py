@@ -1,1 +1,1 @@
-"""A request's way: which app it is for, which machine takes it, here or in another region."""
+"""Decides which app a request is for, and which machine takes it, here or in another region."""

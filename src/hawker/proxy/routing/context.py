@@ -1,4 +1,4 @@
-"""What all routes of a proxy have in common: what it knows of its own region and of others, and how machines start."""
+"""What all routes of a proxy share: what it knows of its own region and of others, and how machines start."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hawker.proxy.settings import RouterSettings
 from hawker.telemetry import get_logger
 
 FORGET_S = 1.0
-"""How long a machine that was asked to start is taken for one on its way after that was answered: its row comes."""
+"""For this long after the answer a machine that was asked to start counts as on its way: its row comes meanwhile."""
 
 
 class NotYet(Refused):
-    """Nothing is known of it here, and that says nothing: who lost its catalog has to catch up first."""
+    """Nothing is known of the app here, and that says nothing: a proxy that lost its catalog has to catch up first."""
 
 
 class RoutingContext:
@@ -55,28 +55,28 @@ class RoutingContext:
         )
 
     def find(self, app: str) -> RoutedApp | None:
-        """An app's that was asked for before. Raises `Refused`."""
+        """The app, if it was asked for before. Raises `Refused`."""
         try:
             return self.app_table.find(app)
         except StoreError as error:
             raise _unreadable(error) from error
 
     def load(self, app: str) -> RoutedApp | None:
-        """An app's; None when there is no such app. Raises `Refused`."""
+        """The app; None when there is no such app. Raises `Refused`."""
         try:
             return self.app_table.load(app)
         except StoreError as error:
             raise _unreadable(error) from error
 
     def routed(self, app: str) -> RoutedApp:
-        """The same for a user who asks for it. Raises `Refused`."""
+        """The app, for a user who asks for it. Raises `Refused`."""
         routed = self.load(app)
         if routed is None:
             raise self.not_there(f"no app is called {app}")
         return routed
 
     def not_there(self, message: str, code: str = "PR01", status: int = 404) -> Refused:
-        """The answer where nothing is known of what was asked for; 503 while that says nothing."""
+        """The answer where nothing is known of what was asked for; 503 while this proxy has yet to catch up."""
         if self.complete():
             return Refused(status, code, message)
         return NotYet(503, code, f"{message} so far: this proxy has yet to catch up with its region", retry_after_s=1)
@@ -97,7 +97,7 @@ class RoutingContext:
             raise Refused(421, "elsewhere", f"machine {machine} is not on worker {self.app_table.worker}")
 
     def start_beside(self, entry: PoolEntry, app: str, request: Waiting) -> None:
-        """Have a machine started for requests to come."""
+        """Have a machine started for requests that will come."""
         endpoint: Endpoint = entry.data
         if isinstance(endpoint.owner, Door):
             endpoint.owner.open(request)

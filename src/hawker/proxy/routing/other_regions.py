@@ -1,4 +1,4 @@
-"""Requests that go to another region: a proxy there chooses the machine."""
+"""Sends requests to another region: a proxy there chooses the machine."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ class OtherRegions:
         return next((region for region in wanted if region in order), own) == own
 
     def lease(self, routed: RoutedApp, wishes: Wishes, tried: Collection[str], port: Header) -> RegionLease | None:
-        """A proxy of the nearest region that has the app, to choose there; `port` is the public one, as it is told.
-        Where a machine is that must take the request, and is not here, nobody here knows: each region is asked once."""
+        """A lease of a proxy of the nearest region that has the app; that proxy chooses the machine. `port` is the
+        public port as a field. If one machine must take the request, and is not here, nobody here knows where it is:
+        each region is asked once."""
         asked = set()
         if wishes.force_machine:
             found = (self._app_table.index.workers.get(name) for name in tried)
@@ -56,7 +57,7 @@ class OtherRegions:
         return None
 
     def resting(self, routed: RoutedApp, wishes: Wishes) -> set[str]:
-        """Workers that would be asked if they had not failed a moment ago."""
+        """The workers that would be asked if they had not failed a moment ago."""
         if wishes.force_machine:
             return set()
         index = self._app_table.index
@@ -66,11 +67,12 @@ class OtherRegions:
         return {worker.name for worker in workers if self._troubled(worker.name)}
 
     def crowded(self, routed: RoutedApp, wishes: Wishes) -> bool:
-        """Whether a region would be asked if as many requests did not wait there as may."""
+        """Whether a region would be asked if it did not hold as many waiting requests as it may."""
         return any(self._is_crowded(routed, region) for region in self._regions(routed, wishes))
 
     def full(self, app: str, region: str) -> None:
-        """A proxy there says so: another one of that region would find the same machines."""
+        """A proxy of that region says that its machines are full: another one of that region would find the same
+        machines."""
         now = self._now()
         self._crowded = {key: until for key, until in self._crowded.items() if until > now}
         self._crowded[app, region] = now + CROWDED_S
@@ -85,12 +87,12 @@ class OtherRegions:
         self._backoff.setdefault(worker, Backoff(self._settings.trouble_s)).failed(self._now())
 
     def _troubled(self, worker: str) -> bool:
-        """Whether it is left alone."""
+        """Whether this worker's proxy is left alone for now."""
         backoff, remote_proxy = self._backoff.get(worker), self._app_table.remote_proxies.get(worker)
         return (backoff is not None and backoff.until > self._now()) or (remote_proxy is not None and remote_proxy.away)
 
     def _regions(self, routed: RoutedApp, wishes: Wishes) -> list[str]:
-        """Those that have the app, the best first for this request."""
+        """The regions that have the app, the best first for this request."""
         order = [region for region in self._settings.regions if region in routed.app.elsewhere]
         order += self.distances.nearest(region for region in routed.app.elsewhere if region not in order)
         if wishes.force_regions:
@@ -101,7 +103,7 @@ class OtherRegions:
 
 
 class RegionLease:
-    """`hawker.proxy.base.Lease` of whatever machine a proxy of another region chooses; `machine` names that proxy's
+    """A `hawker.proxy.base.Lease` of whatever machine a proxy of another region chooses; `machine` names that proxy's
     worker."""
 
     __slots__ = ("_answers", "_app", "_other_regions", "address", "headers", "machine", "phases", "region")
@@ -122,11 +124,11 @@ class RegionLease:
 
     @property
     def others(self) -> int:
-        """They wait there."""
+        """How many wait is known in the other region alone."""
         return 0
 
     def heard(self, load: bytes) -> None:
-        """Of one of many machines: all that it says is that their proxy is there."""
+        """The load of one of many machines tells only that their proxy is there."""
         self._answers = True
 
     def release(self) -> None:
@@ -140,7 +142,7 @@ class RegionLease:
 
 
 def _wished(wishes: Wishes) -> Iterator[Header]:
-    """For the proxy that chooses: a replay's wishes are in no header of the request."""
+    """Fields for the proxy that chooses: a replay's wishes are in no header of the request."""
     for name, machine in (
         (b"fly-force-instance-id", wishes.force_machine),
         (b"fly-prefer-instance-id", wishes.prefer_machine),

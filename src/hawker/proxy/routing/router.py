@@ -14,16 +14,16 @@ from hawker.proxy.routing.routes import ProxyRoute
 from hawker.proxy.settings import RouterSettings
 
 UNKNOWN_S = 5.0
-"""How long a request is held at most whose app is not known here, while this proxy has yet to catch up."""
+"""How long a request whose app is not known is held at most, while this proxy has yet to catch up."""
 UNKNOWN_MOST = 1024
-"""Requests that are held so."""
+"""How many requests are held so."""
 LOOK_S = 0.05
 
 T = TypeVar("T")
 
 
 class ProxyRouter:
-    """`hawker.proxy.base.Router`. Apps are `<app>.<domain>`; `claims` gives the app that has a public port to itself,
+    """A `hawker.proxy.base.Router`. Apps are `<app>.<domain>`; `claims` gives the app that has a public port to itself,
     "" for nobody."""
 
     def __init__(
@@ -50,19 +50,19 @@ class ProxyRouter:
             return route
         try:
             name = self._app_of(port, host)
-            route = self._routes.get((port, name + self._suffix))  # a host of its choice, where the port is the app's
+            route = self._routes.get((port, name + self._suffix))  # any host will do where the port is the app's
             if route is not None and route.valid:
                 return route
             routed = self._context.find(name)
             return self._route(routed, port) if routed else None
         except NotYet:
-            return None  # it is waited for
+            return None  # `load` waits until the catalog has caught up
 
     async def load(self, port: int, host: str) -> ProxyRoute:
         return await self._once_known(lambda: self._route(self._context.routed(self._app_of(port, host)), port))
 
     async def other(self, route: Route, app: str) -> ProxyRoute:
-        assert isinstance(route, ProxyRoute)  # it came from here
+        assert isinstance(route, ProxyRoute)  # the request came from this proxy
         routed = await self._once_known(lambda: self._other(app))
         if routed.app.org != route.routed.app.org:
             raise Refused(502, "PA05", f"fly-replay: app {app} is another organization's")
@@ -81,8 +81,8 @@ class ProxyRouter:
         await self._context.close()
 
     async def _once_known(self, look: Callable[[], T]) -> T:
-        """What a look finds. While this proxy has yet to catch up it is held for a while: mostly that takes a second.
-        Raises `Refused`."""
+        """Look for the app. While this proxy has yet to catch up the request is held for a while: mostly that takes a
+        second. Raises `Refused`."""
         until = self._context.now() + UNKNOWN_S
         held = False
         try:
@@ -101,7 +101,7 @@ class ProxyRouter:
     # --- helpers -----------------------------------------------------------------------------------------------------
 
     def _app_of(self, port: int, host: str) -> str:
-        """The app's name. Raises `Refused`."""
+        """The name of the app at this port and host. Raises `Refused`."""
         if host.endswith(self._suffix):
             name = host[: -len(self._suffix)]
             if name and "." not in name:
@@ -123,7 +123,7 @@ class ProxyRouter:
             if within:
                 raise Refused(421, "elsewhere", f"app {routed.app.name} serves nothing on port {port} here")
             raise self._context.not_there(f"app {routed.app.name} serves nothing on port {port}")
-        # How an app is served whose machines are in other regions is known there.
+        # Another region knows how an app is served that has all its machines there.
         service = found[1] if found else ServicePort(handlers=("http",))
         route = ProxyRoute(self._context, routed, port, service, machine, within)
         if not machine and not within and found is not None:

@@ -1,4 +1,4 @@
-"""One request's way to a machine: at once, or held until one can take it (`hawker.proxy.base.Route`).
+"""The way of one request to a machine: at once, or held until one can take it (`hawker.proxy.base.Route`).
 
 At the edge a machine behind another proxy stands for that proxy, which holds the request itself where the machine has
 to start; at a machine's own worker there is a door.
@@ -22,14 +22,14 @@ from hawker.proxy.machines.door import Door, NotOpened
 from hawker.proxy.routing.context import RoutingContext
 
 LOOK_AGAIN_S = 0.25
-"""How often a held request looks by itself: rests end, and machines behind other proxies become free, without a word.
-Of many that are held each looks less often."""
+"""How often a held request looks by itself: backoffs end, and machines behind other proxies become free, without a
+word. The more are held, the less often each looks."""
 HELD_A_LOOK = 64
 
 
 class ProxyRoute:
-    """`hawker.proxy.base.Route`. With `machine` to that one alone; `within`: the request came over the backhaul, and
-    does not leave this region again."""
+    """A `hawker.proxy.base.Route`. With `machine` it leads to that one alone; `within`: the request came over the
+    backhaul, and does not leave this region again."""
 
     __slots__ = ("_context", "_header", "_machine", "_now", "_version", "_within", "app", "number", "port", "routed")
 
@@ -121,7 +121,7 @@ class ProxyRoute:
                 await self._room(waiter, deadline)
             while True:
                 group = self._group()
-                if self._machine:  # it may have moved since: who sent the request here chooses anew
+                if self._machine:  # the machine may have moved: the proxy that sent the request here chooses again
                     self._context.must_be_here(self.routed, self._machine)
                 decision = group.pool.decide(loop.time(), wishes, out)
                 if isinstance(decision, Take):
@@ -168,7 +168,7 @@ class ProxyRoute:
                 waiter.leave()
 
     async def _started(self, endpoint: Endpoint, began: float, deadline: float, request: Waiting) -> Lease:
-        """A lease of a machine that is started for it. On another worker, the proxy there holds the request
+        """A lease of a machine that is started for this request. On another worker, the proxy there holds the request
         meanwhile."""
         owner = endpoint.owner
         endpoint.enter()
@@ -184,7 +184,8 @@ class ProxyRoute:
         )
 
     def _at_rest(self, machine: str) -> bool:
-        """Whether it has been put to rest since it was tried: it is as good as any then, once it is started."""
+        """Whether the machine has been put to rest since it was tried: once it is started it is as good as any
+        other."""
         entry = self._group().pool.entries.get(machine)
         return entry is not None and isinstance(entry.data.owner, Door) and entry.data.owner.at_rest
 
@@ -205,14 +206,14 @@ class ProxyRoute:
         return self.routed
 
     def _group(self) -> EndpointGroup:
-        """As it is now: it may have been made anew while the request waited. Raises `Refused`."""
+        """The group as it is now: it may have been replaced while the request waited. Raises `Refused`."""
         found = self._kept().at(self.number)
         if found is None or self.routed.app.gone:
             raise Refused(503, "PR02", f"app {self.app} serves port {self.number} no more")
         return found[0]
 
     def _waiter(self, waiter: Waiter | None, wishes: Wishes) -> Waiter:
-        """The request's place among those that wait. Room that is no use to it is told to those behind it."""
+        """The waiter of this request. If it was called for room that it cannot use, the next waiter is called."""
         group = self._group()
         if waiter is not None and waiter.wait_queue is group.wait_queue:
             entry = group.pool.entries.get(waiter.called)
@@ -224,7 +225,7 @@ class ProxyRoute:
         return group.wait_queue.join(wishes.force_machine)
 
     async def _room(self, waiter: Waiter, deadline: float) -> None:
-        """Until there may be room, first come, first served. Raises `TimeoutError`."""
+        """Wait until there may be room, first come, first served. Raises `TimeoutError`."""
         loop = asyncio.get_running_loop()
         if loop.time() < deadline:
             look_s = LOOK_AGAIN_S * (1 + waiter.wait_queue.count // HELD_A_LOOK)
@@ -233,7 +234,7 @@ class ProxyRoute:
             raise TimeoutError
 
     async def _pause(self, group: EndpointGroup, deadline: float) -> None:
-        """Every machine has failed it: all are tried again in a while."""
+        """Every machine has failed the request: wait before all are tried again."""
         now = asyncio.get_running_loop().time()
         async with asyncio.timeout_at(deadline):
             await asyncio.sleep(min(LOOK_AGAIN_S, max(0.0, deadline - now)))
@@ -246,8 +247,8 @@ class ProxyRoute:
             raise self._crowded(f"{held} requests of app {self.app} wait already")
 
     def _unless_crowded(self, group: EndpointGroup, out: Collection[str]) -> None:
-        """Every machine has failed it: where there are some at which as many wait as may, it is not held here instead.
-        Raises `Refused`."""
+        """Every machine has failed the request. Where as many wait at some of them as may, refuse it instead of holding
+        it here. Raises `Refused`."""
         now = self._now()
         entries = (group.pool.entries.get(machine) for machine in out)
         if any(entry is not None and entry.data.crowded_until > now for entry in entries):
@@ -259,12 +260,12 @@ class ProxyRoute:
     # --- other regions -----------------------------------------------------------------------------------------------
 
     def _away(self, wishes: Wishes, tried: Collection[str]) -> Lease | None:
-        """One of another region, where the request may go there."""
+        """A lease in another region, if the request may go there."""
         return None if self._within else self._context.other_regions.lease(self.routed, wishes, tried, self._header)
 
     async def _sent_away(self, wishes: Wishes, tried: Collection[str], deadline: float, request: Waiting) -> Lease:
-        """Of an app that is in other regions alone. While those who could take it there are left alone it is held: an
-        agent that begins anew is back in a moment."""
+        """A lease for an app that is in other regions alone. While the proxies that could take the request are left
+        alone it is held: an agent that restarts is back in a moment."""
         while (lease := self._away(wishes, tried)) is None:
             routed = self.routed
             resting = set() if self._within else self._context.other_regions.resting(self.routed, wishes)
