@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hawker.core.life.page import page as life
+from hawker.http.api_page import page as api
 from hawker.model.machine import diagram
 
 ROOT = Path(__file__).parent.parent
@@ -37,6 +38,10 @@ def test_the_machine_states_page_shows_the_table_of_the_code() -> None:
     drawn = re.search(r"```mermaid\n(.*?)\n```", (DOCS / "machine-states.md").read_text(), re.DOTALL)
     assert drawn is not None
     assert drawn[1] == diagram(), f"put this into docs/machine-states.md:\n{diagram()}"
+
+
+def test_the_page_of_the_api_says_what_is_declared() -> None:
+    assert (DOCS / "api.md").read_text() == api(), "python -m hawker.http.api_page > docs/api.md"
 
 
 def test_the_machine_states_page_shows_the_tables_of_a_machines_life() -> None:

@@ -45,7 +45,7 @@ class OfLeasedMachine(OfMachine[R], Generic[R]):
     """Base of the calls that a machine's lease guards: who holds it shows its nonce."""
 
     common_headers = {"nonce": NONCE}
-    nonce: str = ""
+    nonce: Annotated[str, Meta(description="of the machine's lease, from who holds it")] = ""
 
 
 class StreamOfMachine(StreamRequest[R], Generic[R], kw_only=False):

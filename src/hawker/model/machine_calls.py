@@ -10,6 +10,7 @@ from hawker.model import api
 from hawker.model.call_bases import (
     MACHINE,
     MACHINES,
+    OURS,
     START_S,
     OfApp,
     OfLeasedMachine,
@@ -25,17 +26,16 @@ RESTART_S = 390.0
 """A program may have five minutes to end, and a minute to start."""
 _CONFIG = {"image": "docker.io/library/nginx:1.29", "guest": {"cpus": 1, "memory_mb": 256}}
 
-LeaseTtl = Annotated[int, Meta(ge=0, le=86400)]
+LeaseTtl = Annotated[int, Meta(ge=0, le=86400, description="seconds: with a lease from the beginning")]
 SecretsVersion = Annotated[int, Meta(ge=0)]
-ImageTimeout = Annotated[int, Meta(ge=1, le=86400)]
+ImageTimeout = Annotated[int, Meta(ge=1, le=86400, description="seconds for its image to be there; *ours*")]
 
 
 class CreateMachine(OfApp[api.Machine]):
     """Order a machine: filled now, in the region asked for, or refused with reasons.
 
-    `image_timeout`, ours: seconds for its image to be there; after that the order has failed. `replaces`, ours: a
-    machine whose worker does not answer; the new one takes its id. The header Idempotency-Key makes an order that is
-    sent again the same machine.
+    The order fails when its image is not there within `image_timeout`. `replaces`, ours: a machine whose worker does
+    not answer; the new one takes its id.
     """
 
     op = Op(
@@ -60,7 +60,7 @@ class CreateMachine(OfApp[api.Machine]):
     image_timeout: ImageTimeout | None = None
     replaces: str | None = None
     wait: WaitStart = False
-    key: str = ""
+    key: Annotated[str, Meta(description="an order with the same key is the same machine", extra_json_schema=OURS)] = ""
 
 
 class ListMachines(OfApp[list[api.Machine]]):
@@ -90,8 +90,8 @@ class ShowMachine(OfMachine[api.Machine]):
 class UpdateMachine(OfLeasedMachine[api.Machine]):
     """Replace a machine's configuration: a new version.
 
-    With `current_version` the configuration is replaced only if that version is still the current one. `image_timeout`,
-    ours: seconds for its image to be there; after that the update has failed.
+    With `current_version` the configuration is replaced only if that version is still the current one. The update fails
+    when its image is not there within `image_timeout`.
     """
 
     op = Op("Machines_update", "POST", MACHINE, refuses=(409, 412, 422), example={"config": _CONFIG})
