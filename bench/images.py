@@ -29,7 +29,7 @@ from hawker.images.manifest import digest_of
 from hawker.images.service import Images
 from hawker.images.settings import ImageSettings
 from hawker.images.tree.pack import Compression, describe, pack_directory
-from hawker.images.tree.unpacking import TreeLimits, remove, settle, unpack
+from hawker.images.tree.unpacking import TreeLimits, merge, remove, unpack
 from hawker.model.image import ImageConfig, Layer, Platform
 
 MB = 1_000_000
@@ -150,7 +150,7 @@ async def unpacked(made: Packed, place: Path) -> None:
     )
     trees: list[Path] = []
     for layer, one in zip(made.layers, found, strict=True):
-        await settle(place / layer.diff_id[7:], one, trees)
+        await merge(place / layer.diff_id[7:], one, trees)
         trees.insert(0, place / layer.diff_id[7:])
 
 

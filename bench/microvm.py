@@ -30,7 +30,7 @@ from tests.kit.unpacked import UnpackedImages
 from bench.command import Table, options, told
 from hawker.host import live
 from hawker.worker.drivers.base import InstanceSpec, Limits
-from hawker.worker.drivers.microvm import machine, qemu, templates
+from hawker.worker.drivers.microvm import qemu, start_message, templates
 from hawker.worker.drivers.microvm.agent import Agent
 from hawker.worker.drivers.microvm.driver import MicrovmDriver
 from hawker.worker.drivers.microvm.qemu import Memory, Qmp, Vm
@@ -166,7 +166,7 @@ class Bare:
         agent = await Agent.connect(self.directory / "agent")
         images = self._driver._images
         image = await images.ensure("busybox")
-        pairs = machine.told(spec(), image.config, None, clock_ns=time.time_ns(), seed=os.urandom(64))
+        pairs = start_message.told(spec(), image.config, None, clock_ns=time.time_ns(), seed=os.urandom(64))
         await agent.start(pairs)
         await agent.close()
 

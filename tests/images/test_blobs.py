@@ -10,8 +10,8 @@ import pytest
 
 from hawker.errors import StoreError
 from hawker.images.blobs import Blobs, CorruptBlob, write_durably
-from hawker.images.flights import Flights, to_its_end
 from hawker.images.manifest import digest_of
+from hawker.images.singleflight import Singleflight, to_its_end
 from hawker.images.transfer import Rate
 
 DATA = os.urandom(3 << 20)
@@ -102,7 +102,7 @@ def test_a_small_file_is_replaced_in_one_step(tmp_path: Path) -> None:
 
 
 async def test_all_who_ask_get_the_outcome_of_one_run() -> None:
-    flights: Flights[int] = Flights()
+    flights: Singleflight[int] = Singleflight()
     runs: list[int] = []
     gate = asyncio.Event()
 
@@ -121,7 +121,7 @@ async def test_all_who_ask_get_the_outcome_of_one_run() -> None:
 
 
 async def test_what_a_run_raises_all_of_them_get() -> None:
-    flights: Flights[int] = Flights()
+    flights: Singleflight[int] = Singleflight()
 
     async def work() -> int:
         await asyncio.sleep(0)
@@ -132,7 +132,7 @@ async def test_what_a_run_raises_all_of_them_get() -> None:
 
 
 async def test_the_last_to_leave_ends_the_run_and_waits_for_what_it_undoes() -> None:
-    flights: Flights[None] = Flights()
+    flights: Singleflight[None] = Singleflight()
     undone: list[str] = []
 
     async def work() -> None:
@@ -154,7 +154,7 @@ async def test_the_last_to_leave_ends_the_run_and_waits_for_what_it_undoes() -> 
 
 
 async def test_who_comes_while_a_run_is_being_undone_gets_a_new_one() -> None:
-    flights: Flights[str] = Flights()
+    flights: Singleflight[str] = Singleflight()
     log: list[str] = []
     undoing, undo = asyncio.Event(), asyncio.Event()
 

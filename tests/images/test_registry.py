@@ -28,7 +28,7 @@ from tests.kit.registry import (
 )
 
 from hawker.errors import ImageError, ImageNotFound, Unreachable
-from hawker.images.http import check_leads, endpoint
+from hawker.images.endpoint import check_leads, endpoint
 from hawker.images.service import Images
 from hawker.images.settings import RegistrySettings
 from hawker.model.image import Platform

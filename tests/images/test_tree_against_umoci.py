@@ -33,8 +33,8 @@ from tests.kit.oci import (
 from tests.kit.tiers import costly, full
 from tests.kit.trees import by_umoci, overlaid, picture
 
-from hawker.images.tree.settling import UNCLEAR
-from hawker.images.tree.unpacking import LayerRefused, TreeLimits, settle, unpack
+from hawker.images.tree.merging import UNCLEAR
+from hawker.images.tree.unpacking import LayerRefused, TreeLimits, merge, unpack
 
 pytestmark = [
     pytest.mark.root,
@@ -52,8 +52,8 @@ async def overlay_of(layers: Sequence[Sequence[Entry]], work: Path, compression:
         blob.write_bytes(made.blob)
         tree = work / f"l{number}"
         unpacked = await unpack(blob, made.media_type, made.diff_id, tree, limits=TreeLimits())
-        await settle(tree, unpacked, trees)
-        await settle(tree, unpacked, trees)  # a second time changes nothing
+        await merge(tree, unpacked, trees)
+        await merge(tree, unpacked, trees)  # a second time changes nothing
         trees.insert(0, tree)
     return overlaid(trees)
 

@@ -39,7 +39,7 @@ from hawker.errors import ImageError
 from hawker.images.manifest import Manifest, digest_of, read_config, read_manifest
 from hawker.images.tree.archive import Archived, read_archive, read_files
 from hawker.images.tree.pack import Compression, describe, pack_directory
-from hawker.images.tree.unpacking import TreeLimits, settle, unpack
+from hawker.images.tree.unpacking import TreeLimits, merge, unpack
 from hawker.images.tree.values import LayerRefused
 from hawker.model.image import Image, ImageConfig, Layer, Platform
 
@@ -305,7 +305,7 @@ async def test_a_directory_packed_and_unpacked_is_what_it_was(tmp_path: Path, co
     one = pack_directory(root, tmp_path / "blob", compression=compression, keep_owners=True)
     assert one.digest == digest_of((tmp_path / "blob").read_bytes())
     unpacked = await unpack(tmp_path / "blob", one.media_type, one.diff_id, tmp_path / "tree", limits=TreeLimits())
-    await settle(tmp_path / "tree", unpacked, [])
+    await merge(tmp_path / "tree", unpacked, [])
     assert picture(tmp_path / "tree") == picture(root)
 
 
@@ -351,14 +351,14 @@ async def test_a_layers_tree_packed_again_is_a_layer_that_does_the_same(tmp_path
         made = layer(entries)
         (tmp_path / "blob").write_bytes(made.blob)
         unpacked = await unpack(tmp_path / "blob", made.media_type, made.diff_id, tmp_path / name, limits=TreeLimits())
-        await settle(tmp_path / name, unpacked, trees)
+        await merge(tmp_path / name, unpacked, trees)
         trees.insert(0, tmp_path / name)
     pictures.append(overlaid(trees))
     again = pack_directory(tmp_path / "top", tmp_path / "packed", keep_owners=True)
     unpacked = await unpack(
         tmp_path / "packed", again.media_type, again.diff_id, tmp_path / "again", limits=TreeLimits()
     )
-    await settle(tmp_path / "again", unpacked, [tmp_path / "base"])
+    await merge(tmp_path / "again", unpacked, [tmp_path / "base"])
     pictures.append(overlaid([tmp_path / "again", tmp_path / "base"]))
     assert pictures[0] == pictures[1]
     assert set(pictures[0]) == {".", "d", "d/two", "e", "e/four", "f", "g"}

@@ -28,7 +28,7 @@ from tests.kit.oci import (
 from tests.kit.tiers import full
 from tests.kit.trees import picture
 
-from hawker.images.tree.unpacking import LayerRefused, TreeLimits, settle, unpack
+from hawker.images.tree.unpacking import LayerRefused, TreeLimits, merge, unpack
 
 pytestmark = pytest.mark.root
 END = bytes(1024)
@@ -367,7 +367,7 @@ async def test_trees_below_that_lead_out_by_links_are_not_followed_out(tmp_path:
         tar = tar_of(entries)
         (tmp_path / "blob").write_bytes(tar)
         unpacked = await unpack(tmp_path / "blob", "tar", digest(tar), store / name, limits=TreeLimits())
-        await settle(store / name, unpacked, trees)
+        await merge(store / name, unpacked, trees)
         trees.insert(0, store / name)
     assert picture(outside) == before
     assert (store / "top" / str(outside).lstrip("/") / "canary").read_bytes() == b"x"
@@ -398,9 +398,9 @@ async def test_links_below_that_lead_too_far_are_the_layer_s_fault(tmp_path: Pat
         unpacked = await unpack(tmp_path / "blob", "tar", digest(tar), tmp_path / name, limits=TreeLimits())
         if name == "top":
             with pytest.raises(LayerRefused, match=reason):
-                await settle(tmp_path / name, unpacked, trees)
+                await merge(tmp_path / name, unpacked, trees)
         else:
-            await settle(tmp_path / name, unpacked, trees)
+            await merge(tmp_path / name, unpacked, trees)
         trees.insert(0, tmp_path / name)
 
 
@@ -415,7 +415,7 @@ async def test_a_layer_with_much_to_hide_is_settled_by_a_process_of_its_own_and_
         tar = tar_of(entries)
         (tmp_path / "blob").write_bytes(tar)
         unpacked = await unpack(tmp_path / "blob", "tar", digest(tar), tmp_path / name, limits=TreeLimits())
-        await settle(tmp_path / name, unpacked, trees)
+        await merge(tmp_path / name, unpacked, trees)
         trees.insert(0, tmp_path / name)
     hidden = list((tmp_path / "top/d").iterdir())
     assert len(hidden) == len(names) - 1
@@ -434,7 +434,7 @@ async def test_a_layer_that_needs_a_directory_where_those_below_have_none_is_ref
         unpacked = await unpack(tmp_path / "blob", "tar", digest(tar), tmp_path / name, limits=TreeLimits())
         if name == "top":
             with pytest.raises(LayerRefused, match="'d'"):
-                await settle(tmp_path / name, unpacked, trees)
+                await merge(tmp_path / name, unpacked, trees)
         trees.insert(0, tmp_path / name)
 
 

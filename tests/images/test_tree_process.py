@@ -272,7 +272,7 @@ AS_USER = """
 import asyncio, json, os, sys
 from pathlib import Path
 import msgspec
-from hawker.images.tree.unpacking import LayerRefused, TreeLimits, remove, settle, sweep, unpack
+from hawker.images.tree.unpacking import LayerRefused, TreeLimits, remove, merge, sweep, unpack
 work = Path(sys.argv[1])
 async def main():
     trees, told = [], []
@@ -283,7 +283,7 @@ async def main():
         except LayerRefused as refused:
             told.append(refused.reason)
             continue
-        await settle(tree, unpacked, trees)
+        await merge(tree, unpacked, trees)
         trees.insert(0, tree)
         told.append(msgspec.to_builtins(unpacked))
     print(json.dumps(told), flush=True)

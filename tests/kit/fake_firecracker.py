@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.kit.firecracker_api import Published
 
-from hawker.worker.drivers.microvm import wire
+from hawker.worker.drivers.microvm import frames
 
 _kept: set[asyncio.Future[Any]] = set()
 FILES = {
@@ -76,16 +76,16 @@ class Guest:
             return
         self.writers.add(writer)
         writer.write(b"OK 1073741824\n")
-        decoder = wire.Decoder()
+        decoder = frames.Decoder()
         while data := await reader.read(65536):
             for kind, number, payload in decoder.feed(data):
                 for answer in await self.answers(kind, payload):
-                    writer.write(wire.encode(answer[0], number, answer[1]))
+                    writer.write(frames.encode(answer[0], number, answer[1]))
         self.writers.discard(writer)
         writer.close()
 
     async def answers(self, kind: str, payload: bytes) -> list[tuple[str, bytes]]:
-        fields = wire.read_fields(payload) if kind in "sxg" else []
+        fields = frames.read_fields(payload) if kind in "sxg" else []
         pairs = list(zip(fields[::2], fields[1::2], strict=False))
         argv = [value.decode() for name, value in pairs if name == b"argument"]
         if kind == "h":
@@ -100,7 +100,7 @@ class Guest:
         if kind == "x":
             done = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
             said, _ = await done.communicate()
-            return [("r", b""), ("o", said), ("w", wire.fields(["code", done.returncode or 0]))]
+            return [("r", b""), ("o", said), ("w", frames.fields(["code", done.returncode or 0]))]
         return [("r", b"")] if kind in "gn" else []
 
 

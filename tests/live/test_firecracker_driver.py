@@ -25,7 +25,7 @@ from tests.kit.waiting import eventually
 
 from hawker.host import live
 from hawker.worker.drivers.base import InstanceSpec, Refused, StartFailed
-from hawker.worker.drivers.microvm import firecracked
+from hawker.worker.drivers.microvm import firecracker
 from hawker.worker.drivers.microvm.driver import MicrovmDriver
 from hawker.worker.drivers.microvm.settings import Settings
 
@@ -65,7 +65,7 @@ async def driver(request: pytest.FixtureRequest, tmp_path: Path, programs: Path)
 def place(driver: Opened, one: InstanceSpec) -> Path:
     assert isinstance(driver.driver, MicrovmDriver)
     guest = driver.driver._guests[one.key]
-    return firecracked.place(guest.record.vm, guest.directory)
+    return firecracker.place(guest.record.vm, guest.directory)
 
 
 def asked(there: Path) -> list[str]:
@@ -200,7 +200,7 @@ async def test_a_snapshot_that_it_refuses_leaves_the_machine_as_it_was(driver: O
 async def goes_on(driver: Opened, one: InstanceSpec) -> bool:
     assert isinstance(driver.driver, MicrovmDriver)
     guest = driver.driver._guests[one.key]
-    return await firecracked.Firecracker().runs(guest.record.vm, guest.directory)
+    return await firecracker.Firecracker().runs(guest.record.vm, guest.directory)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_a_jailed_machines_interface_is_made_for_its_user_and_no_other() -> None
 
             assert attach(mine) == errno.EPERM
             for user in (another, mine):  # the second time it is there
-                firecracked.make_tap("hvjailed", user, user)
+                firecracker.make_tap("hvjailed", user, user)
             assert attach(mine) == 0
             assert attach(another) == errno.EPERM
             assert "hvjailed" in [name for _, name in socket.if_nameindex()]  # it stays

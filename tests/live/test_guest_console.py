@@ -21,7 +21,7 @@ from tests.kit.waiting import eventually
 from hawker.init.build import COMPILERS, program
 from hawker.supervisor.status_file import last_words
 from hawker.worker.drivers.base import StartFailed
-from hawker.worker.drivers.microvm import kernel, machine, qemu
+from hawker.worker.drivers.microvm import kernel, qemu, start_message
 from hawker.worker.drivers.microvm.agent import Agent
 from hawker.worker.drivers.microvm.disk import Disks
 from hawker.worker.drivers.microvm.kernel import Kernel
@@ -30,7 +30,7 @@ from hawker.worker.drivers.microvm.qemu import Vm
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.usefixtures("guests")]
 
 CPUINFO = Path("/proc/cpuinfo").read_text()
-SEED = bytes(machine.SEED_BYTES)
+SEED = bytes(start_message.SEED_BYTES)
 
 
 class Portless:
@@ -86,7 +86,7 @@ class Portless:
         one = shell(script, image="busybox")
         if argv:
             one = replace(one, argv=argv)
-        await agent.start(machine.told(one, image.config, None, clock_ns=1_700_000_000_000_000_000, seed=SEED))
+        await agent.start(start_message.told(one, image.config, None, clock_ns=1_700_000_000_000_000_000, seed=SEED))
 
 
 @asynccontextmanager

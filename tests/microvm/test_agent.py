@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hawker.worker.drivers.base import StartFailed
-from hawker.worker.drivers.microvm import wire
+from hawker.worker.drivers.microvm import frames
 from hawker.worker.drivers.microvm.agent import CREDIT, Agent, AgentLost, Command
 
 
@@ -17,27 +17,27 @@ class Hostile:
     """Greets, lets every command start, and says what it is told to say in the command's name."""
 
     def __init__(self) -> None:
-        self.heard: list[wire.Frame] = []
+        self.heard: list[frames.Frame] = []
         self.refuses = b""
         self._writer: asyncio.StreamWriter | None = None
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
-        decoder = wire.Decoder()
+        decoder = frames.Decoder()
         while data := await reader.read(1 << 16):
             for kind, number, payload in decoder.feed(data):
                 self.heard.append((kind, number, payload))
                 if kind == "x" and self.refuses:
-                    writer.write(wire.encode("f", number, self.refuses))
+                    writer.write(frames.encode("f", number, self.refuses))
                 elif kind in "hxq":
-                    writer.write(wire.encode("r", number, b"running"))
+                    writer.write(frames.encode("r", number, b"running"))
         writer.close()
 
-    async def say(self, agent: Agent, *frames: wire.Frame) -> None:
+    async def say(self, agent: Agent, *said: frames.Frame) -> None:
         """Returns once they were heard."""
         assert self._writer
-        for frame in frames:
-            self._writer.write(wire.encode(*frame))
+        for frame in said:
+            self._writer.write(frames.encode(*frame))
         await agent.ask("q")
 
 
@@ -77,7 +77,7 @@ async def test_output_is_read_as_long_as_it_was_asked_for(guest: tuple[Hostile, 
     for _ in range(8):
         await hostile.say(agent, ("o", command.number, bytes(CREDIT)))
         assert await command.read() == ("stdout", bytes(CREDIT))
-    await hostile.say(agent, ("w", command.number, wire.fields(["code", 3])))
+    await hostile.say(agent, ("w", command.number, frames.fields(["code", 3])))
     assert await command.read() is None
     assert await command.wait() == (3, None)
 
@@ -85,7 +85,9 @@ async def test_output_is_read_as_long_as_it_was_asked_for(guest: tuple[Hostile, 
 async def test_input_said_to_be_taken_that_was_never_given_lets_no_more_be_given(guest: tuple[Hostile, Agent]) -> None:
     hostile, agent = guest
     command = await command_of(agent)
-    await hostile.say(agent, ("a", command.number, wire.fields([1 << 60])), ("a", command.number, wire.fields([-5])))
+    await hostile.say(
+        agent, ("a", command.number, frames.fields([1 << 60])), ("a", command.number, frames.fields([-5]))
+    )
     await command.write(bytes(CREDIT))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
@@ -98,7 +100,7 @@ async def test_an_end_that_is_none_ends_the_command_as_lost(
 ) -> None:
     hostile, agent = guest
     command = await command_of(agent)
-    await hostile.say(agent, ("w", command.number, wire.fields(values)))
+    await hostile.say(agent, ("w", command.number, frames.fields(values)))
     with pytest.raises(AgentLost):
         await command.wait()
 
@@ -106,7 +108,7 @@ async def test_an_end_that_is_none_ends_the_command_as_lost(
 async def test_an_exit_code_is_one_that_programs_have(guest: tuple[Hostile, Agent]) -> None:
     hostile, agent = guest
     command = await command_of(agent)
-    await hostile.say(agent, ("w", command.number, wire.fields(["code", 1 << 70])))
+    await hostile.say(agent, ("w", command.number, frames.fields(["code", 1 << 70])))
     assert await command.wait() == (0, None)
 
 

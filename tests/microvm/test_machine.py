@@ -12,7 +12,7 @@ from pyroute2.netlink.rtnl.marshal import MarshalRtnl
 from hawker.model.image import ImageConfig
 from hawker.network.base import Attachment
 from hawker.worker.drivers.base import Dns, File, InstanceSpec, Limits, Mount, Root, StartFailed, Tmpfs
-from hawker.worker.drivers.microvm import machine
+from hawker.worker.drivers.microvm import start_message
 
 SPEC = InstanceSpec(
     key="run/step",
@@ -36,7 +36,7 @@ ATTACHMENT = Attachment(
 
 
 def told(attachment: Attachment | None = None, config: ImageConfig = ImageConfig(), **changed: Any) -> list[Any]:  # noqa: B008
-    return machine.told(replace(SPEC, **changed), config, attachment, clock_ns=5, seed=b"seed")
+    return start_message.told(replace(SPEC, **changed), config, attachment, clock_ns=5, seed=b"seed")
 
 
 def values(pairs: list[Any], word: str) -> list[Any]:

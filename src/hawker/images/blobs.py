@@ -19,8 +19,8 @@ from itertools import count
 from pathlib import Path
 
 from hawker.errors import DiskFull, StoreError
-from hawker.images.flights import to_its_end
 from hawker.images.manifest import digest_of
+from hawker.images.singleflight import to_its_end
 from hawker.model.values import is_digest
 
 PIECE_BYTES = 1 << 20

@@ -14,9 +14,9 @@ import msgspec
 from hawker.host import Host
 from hawker.images.blobs import Blobs
 from hawker.images.known import Known, Names
-from hawker.images.obtaining import Obtaining
+from hawker.images.layer_trees import Trees
+from hawker.images.pull import Pulls
 from hawker.images.settings import MIB, ImageSettings
-from hawker.images.trees import Trees
 from hawker.telemetry import get_logger
 
 GRACE_MS = 60_000
@@ -42,7 +42,7 @@ class Collecting:
         blobs: Blobs,
         trees: Trees,
         names: Names,
-        obtaining: Obtaining,
+        obtaining: Pulls,
         held: Mapping[str, str],
     ) -> None:
         self._settings = settings

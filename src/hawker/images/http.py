@@ -1,18 +1,15 @@
-"""One request to a registry: who may be asked in the clear, redirects, authorization, and what an answer means.
+"""One request to a registry: redirects, authorization, and what an answer means.
 
-- In the clear (plain HTTP) we talk to loopback and to hosts that the configuration allows by name. Nothing falls back
-  to it, and no redirect or token server leads to it, nor from elsewhere to this host's own services.
 - `Authorization` goes to the origin it was made for. A redirect to another, as registries give for blobs, goes without.
 - A 401 is answered once, with a token or a password. Tokens are kept until they expire.
 
-Nothing is repeated here: `Again` says that it may be. The client's library is imported where it is used: a host that
-never asks a registry does without it.
+Nothing is repeated here: `Again` says that a request may be. `hawker.images.endpoint` says where requests may go. The
+client's library is imported where it is used: a host that never asks a registry does without it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import re
 import socket
 import ssl
@@ -30,6 +27,7 @@ from hawker.errors import ImageError, ImageNotFound
 from hawker.host import Host
 from hawker.images.auth import Credentials, Tokens, read_challenges, read_token
 from hawker.images.docker import HelperFailed, credentials_for
+from hawker.images.endpoint import Endpoint, check_leads, origin_of, url_of
 from hawker.images.settings import ImageSettings
 from hawker.telemetry import get_logger
 
@@ -61,70 +59,6 @@ class Again(Exception):
         self.problem = problem
         self.after_s = after_s
         self.unknown = unknown
-
-
-class Endpoint(msgspec.Struct, frozen=True):
-    """A registry or mirror as it is reached: `origin` such as `https://ghcr.io`, `prefix` before each repository, and
-    the `host` that credentials are kept for."""
-
-    origin: str
-    host: str
-    prefix: str = ""
-
-    def path(self, repository: str, rest: str) -> str:
-        return f"/v2/{self.prefix}{repository}/{rest}"
-
-
-def is_loopback(host: str) -> bool:
-    """A name or address without port. Addresses count whole networks, names only those that RFC 6761 keeps there."""
-    host = host.strip("[]").rstrip(".").lower()
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
-
-
-def url_of(text: str) -> httpx2.URL:
-    import httpx2
-
-    return httpx2.URL(text)
-
-
-def endpoint(settings: ImageSettings, host: str) -> Endpoint:
-    """Of `host`, `host:port` or, for mirrors, `host/prefix`."""
-    host, _, prefix = host.partition("/")
-    scheme = "http" if _may_be_plain(settings, host) else "https"
-    return Endpoint(_origin(url_of(f"{scheme}://{host}")), host, f"{prefix.strip('/')}/" if prefix else "")
-
-
-def _may_be_plain(settings: ImageSettings, host: str) -> bool:
-    said = settings.registry(host).insecure
-    return is_loopback(url_of(f"//{host}").host) if said is None else said
-
-
-def _host_of(url: httpx2.URL) -> str:
-    name = f"[{url.host}]" if ":" in url.host else url.host
-    return f"{name}:{url.port}" if url.port is not None else name
-
-
-def _origin(url: httpx2.URL) -> str:
-    return f"{url.scheme}://{_host_of(url)}"
-
-
-def check_leads(settings: ImageSettings, image: str, to: Endpoint, url: httpx2.URL) -> httpx2.URL:
-    """Where a registry may send us, for a blob or a token. Raises `ImageError`."""
-    local = is_loopback(url.host)
-    if url.scheme not in ("http", "https"):
-        raise ImageError(image, f"{to.host} leads to {url.scheme or 'no'}://, which is not followed")
-    if local and not is_loopback(url_of(to.origin).host):
-        raise ImageError(image, f"{to.host} leads to this host's own {_host_of(url)}, which is not followed")
-    if url.scheme == "http" and not local and not settings.registry(_host_of(url)).insecure:
-        raise ImageError(
-            image,
-            f"{to.host} leads to {_host_of(url)} by plain HTTP, which is not followed",
-            hint=f'to allow it, set insecure = true in [images.registries."{_host_of(url)}"]',
-        )
-    return url
 
 
 @cache
@@ -217,7 +151,7 @@ class Exchange:
         if response.status_code != 401:
             return response
         challenge = response.headers.get("www-authenticate", "")
-        if _origin(response.request.url) != to.origin:
+        if origin_of(response.request.url) != to.origin:
             return response  # another host's question is none that we answer
         await response.aclose()
         if held is not None:
@@ -238,7 +172,7 @@ class Exchange:
         home = url_of(to.origin)
         url = check_leads(self._settings, image, to, home.join(path))
         for _ in range(REDIRECTS_MAX + 1):
-            more = {"Authorization": authorization} if authorization and _origin(url) == to.origin else {}
+            more = {"Authorization": authorization} if authorization and origin_of(url) == to.origin else {}
             body = content() if callable(content) else content
             client = self._opened(to)
             request = client.build_request(method, url, headers={**headers, **more}, content=body)

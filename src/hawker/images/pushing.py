@@ -10,8 +10,8 @@ from hawker.errors import ImageError
 from hawker.host import Host
 from hawker.images.blobs import Blobs
 from hawker.images.known import Known
-from hawker.images.obtaining import first_of
 from hawker.images.progress import Progress, State, Watcher
+from hawker.images.pull import first_of
 from hawker.images.registry import Registries
 from hawker.images.settings import ImageSettings
 from hawker.model.image import Descriptor

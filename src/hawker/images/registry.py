@@ -18,7 +18,8 @@ import msgspec
 from hawker.errors import HawkerError, ImageError, Unreachable
 from hawker.host import Host
 from hawker.images.blobs import PIECE_BYTES
-from hawker.images.http import Again, Endpoint, Exchange, body_of, considerate, endpoint, number_of, url_of
+from hawker.images.endpoint import Endpoint, endpoint, url_of
+from hawker.images.http import Again, Exchange, body_of, considerate, number_of
 from hawker.images.manifest import ACCEPT, MANIFEST_BYTES_MAX, check_digest, digest_of
 from hawker.images.settings import ImageSettings
 from hawker.model.image import Descriptor

@@ -23,18 +23,18 @@ from hawker.host import Host
 from hawker.images.base import Missing
 from hawker.images.blobs import Blobs
 from hawker.images.collecting import Collected, Collecting
-from hawker.images.flights import Flights
 from hawker.images.known import Known, Names
-from hawker.images.making import Making
+from hawker.images.layer_trees import Trees
+from hawker.images.local import Making
 from hawker.images.manifest import chain_ids
-from hawker.images.meanings import Meanings, Namer, name_of
-from hawker.images.obtaining import Obtaining
 from hawker.images.progress import Watcher
+from hawker.images.pull import Pulls
 from hawker.images.pushing import push, with_credentials
+from hawker.images.references import Namer, References, name_of
 from hawker.images.settings import MIB, ImageSettings, host_platform
+from hawker.images.singleflight import Singleflight
 from hawker.images.transfer import Peer
 from hawker.images.tree.values import TreeLimits
-from hawker.images.trees import Trees
 from hawker.model.image import Image, ImageConfig, Platform
 from hawker.model.values import ImageRef, is_digest
 from hawker.telemetry import get_logger
@@ -87,7 +87,7 @@ class Images:
         self._host = host
         self.limits = limits or TreeLimits(free=settings.free_mib_least * MIB)
         self._held: dict[str, str] = {}
-        self._flights: Flights[Image] = Flights()
+        self._flights: Singleflight[Image] = Singleflight()
         self._background: set[asyncio.Task[None]] = set()
         self._may_collect = False
         self._over = asyncio.Event()
@@ -114,7 +114,7 @@ class Images:
         self._trees = Trees(self.directory)
         await self._trees.open()
         self._names = await asyncio.to_thread(Names, self.directory, self._blobs, self.platform)
-        self._obtaining = Obtaining(
+        self._obtaining = Pulls(
             self.settings,
             self._host,
             self.platform,
@@ -124,7 +124,7 @@ class Images:
             self._names,
             self.fetchers,
         )
-        self._meanings = Meanings(self._names, self._obtaining, self.namers)
+        self._meanings = References(self._names, self._obtaining, self.namers)
         self._collecting = Collecting(
             self.settings, self._host, self._blobs, self._trees, self._names, self._obtaining, self._held
         )

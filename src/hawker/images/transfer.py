@@ -20,7 +20,8 @@ from weakref import WeakValueDictionary
 
 from hawker.errors import HawkerError, ImageError, StoreError, Unreachable
 from hawker.images.blobs import PIECE_BYTES, Blobs, CorruptBlob, Partial
-from hawker.images.http import Again, Endpoint
+from hawker.images.endpoint import Endpoint
+from hawker.images.http import Again
 from hawker.images.registry import Body, RangeRefused, Registries
 from hawker.images.settings import ImageSettings
 from hawker.model.image import Descriptor

@@ -23,13 +23,13 @@ class NoCompiler(Exception):
 
 
 def program(name: str, cache: Path, flags: Sequence[str] = FLAGS) -> Path:
-    """The executable made of `<name>.c` beside this file: static, stripped, in `cache`, under a name with the hash of
-    its source and its compiler; with other `flags` what they make of it. Compiled where it is not there yet; several
-    may ask at once. Raises `NoCompiler`."""
+    """The executable made of `<name>.c` beside this file, which includes the files `<name>_*.c`: static, stripped, in
+    `cache`, under a name with the hash of its source and its compiler; with other `flags` what they make of it. It is
+    compiled where it is not there yet; several may ask at once. Raises `NoCompiler`."""
     here = Path(__file__).parent
     source = here / f"{name}.c"
     digest = hashlib.blake2b(" ".join(flags).encode(), digest_size=8)
-    for path in (source, *sorted(here.glob("*.h"))):
+    for path in (source, *sorted(here.glob(f"{name}_*.c")), *sorted(here.glob("*.h"))):
         digest.update(path.read_bytes())
     stem = f"{name}-{digest.hexdigest()}"
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)

@@ -2,10 +2,10 @@
  *
  * The guest has four virtio ports. To `out` and `err` goes what the program writes; to `status` one line of JSON when it
  * has ended, {"code"}, {"signal"} or {"error"}, perhaps with "oom_killed"; then the machine is switched off. Over
- * `agent` the host's daemon asks for everything else; the frames are described in guest_wire.h, the requests below in
+ * `agent` the host's daemon asks for everything else; the frames are described in guest_wire.c, the requests below in
  * `handle`. Nothing is configured before `start` comes, and no disk is read, so that a guest may be snapshotted, idle,
  * and its copies each become another machine, with other disks. A hypervisor that has no such ports is served otherwise,
- * see guest_console.h.
+ * see guest_console.c.
  *
  * Compiled static; everything is in one process with one loop.
  */
@@ -40,13 +40,13 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "guest_wire.h"
-#include "guest_files.h"
-#include "guest_programs.h"
-#include "guest_configuration.h"
-#include "guest_commands.h"
-#include "guest_figures.h"
-#include "guest_console.h"
+#include "guest_wire.c"
+#include "guest_files.c"
+#include "guest_programs.c"
+#include "guest_configuration.c"
+#include "guest_commands.c"
+#include "guest_figures.c"
+#include "guest_console.c"
 
 static const char *const PORTS[] = {"agent", "out", "err", "status"};
 enum { AGENT, OUT, ERR, STATUS };
@@ -197,9 +197,9 @@ static void start(uint32_t id, const uint8_t *payload, size_t length)
 
 /* h hello       a daemon is there: whatever one before it ran is killed -> r state
  * b before      a part of what `start` has, which comes with the rest; not answered
- * s start       configure the machine and run its program, once; see guest_configuration.h -> r "running"
+ * s start       configure the machine and run its program, once; see guest_configuration.c -> r "running"
  * g signal      number: to the program -> r
- * x execute     run a command beside the program; see guest_commands.h -> r, then its frames
+ * x execute     run a command beside the program; see guest_commands.c -> r, then its frames
  * i z t k c     for the command of this id: input, end of input, size of the terminal, kill, credit; not answered
  * n renew       clock in nanoseconds, random bytes -> r
  * q use         -> r lines of numbers

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 
-from hawker.images.tree import confine, settling
+from hawker.images.tree import confine, merging
 from hawker.images.tree.extract import Extraction
 from hawker.images.tree.headers import entries
 from hawker.images.tree.refused import LayerRefused
@@ -44,7 +44,7 @@ def _do(request: dict[str, Any]) -> dict[str, Any] | None:
     if os.geteuid() != 0:
         confine.enter_user_namespace()  # an ordinary user's other users are there alone
     if request["do"] == "remove":
-        settling.remove(request["tree"])
+        merging.remove(request["tree"])
     else:
         _settle(request)
     return None
@@ -90,7 +90,7 @@ def _unpack(request: dict[str, Any]) -> dict[str, Any]:
 def _settle(request: dict[str, Any]) -> None:
     confine.limit_time(request["cpu_s"])
     lists = json.load(sys.stdin)
-    settling.settle(
+    merging.merge(
         os.fsencode(request["tree"]),
         [os.fsencode(lower) for lower in request["lowers"]],
         implied=[os.fsencode(path) for path in lists["implied"]],

@@ -4,7 +4,7 @@ Every path that the layer has made is remembered with its kind, so no link is ev
 file system that is known. Directories stay closed and root's until the end; then they get their mode, owner, times.
 
 A whiteout speaks of the layers below only: what the same layer makes stays, whether before or after (OCI image
-specification 1.1, "Whiteouts"). So nothing is made for it here; what it hides is for `settling` to see.
+specification 1.1, "Whiteouts"). So nothing is made for it here; what it hides is for `merging` to see.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A directory becomes a layer, and layers an image: the same bytes for the same files, on every host.
 
-Entries are sorted, extended headers are PAX, gzip's header has neither name nor time. A tree that `settle` has made
+Entries are sorted, extended headers are PAX, gzip's header has neither name nor time. A tree that `merge` has made
 becomes the layer it was: overlayfs' marks become whiteouts again (OCI image specification 1.1, layer.md).
 """
 
@@ -21,7 +21,7 @@ import msgspec
 
 from hawker.images.manifest import CONFIG, LAYER, MANIFEST, digest_of
 from hawker.images.tree.extract import OPAQUE, WHITEOUT
-from hawker.images.tree.settling import is_opaque, opaque_mark
+from hawker.images.tree.merging import is_opaque, opaque_mark
 from hawker.model.image import ImageConfig, Layer, Platform
 
 Compression = Literal["gzip", "zstd", ""]

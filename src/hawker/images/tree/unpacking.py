@@ -1,13 +1,13 @@
-"""Layers unpacked, settled on those below and removed, each by a process of its own that can do little else.
+"""Layers unpacked, merged on those below and removed, each by a process of its own that can do little else.
 
-A layer's way: `unpack` gives its tree by itself; layers of an image may be unpacked side by side. `settle` then joins a
+A layer's way: `unpack` gives its tree by itself; layers of an image may be unpacked side by side. `merge` then joins a
 tree with those below it, from the lowest layer up. Only then is it what overlayfs needs:
 
     unpacked = await unpack(blob, layer.media_type, layer.diff_id, staging, limits=TreeLimits())
-    await settle(staging, unpacked, lowers)  # the settled trees below, topmost first
+    await merge(staging, unpacked, lowers)  # the merged trees below, topmost first
     staging.rename(final)
 
-A settled tree depends on those below, so it belongs to the chain of layers and not to the one.
+A merged tree depends on those below, so it belongs to the chain of layers and not to the one.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from typing import Any
 import msgspec
 
 from hawker.errors import DiskFull
-from hawker.images.flights import to_its_end
-from hawker.images.tree import settling, streams
+from hawker.images.singleflight import to_its_end
+from hawker.images.tree import merging, streams
 from hawker.images.tree.values import LayerRefused, TreeLimits, Unpacked
 
-__all__ = ["LayerRefused", "TreeLimits", "Unpacked", "remove", "settle", "sweep", "unpack"]
+__all__ = ["LayerRefused", "TreeLimits", "Unpacked", "merge", "remove", "sweep", "unpack"]
 
 UNFINISHED = ".unfinished-"
 _PACKAGES = str(Path(__file__).parents[3])
@@ -72,8 +72,8 @@ async def unpack(blob: Path, media_type: str, diff_id: str, into: Path, *, limit
     return msgspec.convert(done, Unpacked)
 
 
-async def settle(tree: Path, unpacked: Unpacked, lowers: Sequence[Path]) -> None:
-    """Join a tree with the settled ones below it, the topmost first, so that overlayfs of all shows what unpacking
+async def merge(tree: Path, unpacked: Unpacked, lowers: Sequence[Path]) -> None:
+    """Join a tree with the merged ones below it, the topmost first, so that overlayfs of all shows what unpacking
     them over one another would give: whiteouts and opaque marks where there is something to hide, directories the
     layer only implied with the mode, owner, times and attributes they have below, and what it put below a link of a
     lower layer where that link leads. May be repeated. Raises `LayerRefused` when layers do not go together."""
@@ -81,7 +81,7 @@ async def settle(tree: Path, unpacked: Unpacked, lowers: Sequence[Path]) -> None
     is_root = os.geteuid() == 0
     if is_root and sum(map(len, lists.values())) * (len(lowers) + 1) <= SETTLE_HERE:
         await asyncio.to_thread(
-            settling.settle,
+            merging.merge,
             os.fsencode(tree),
             [os.fsencode(lower) for lower in lowers],
             **{name: [os.fsencode(path) for path in paths] for name, paths in lists.items()},
@@ -89,7 +89,7 @@ async def settle(tree: Path, unpacked: Unpacked, lowers: Sequence[Path]) -> None
         )
         return
     request = {
-        "do": "settle",
+        "do": "merge",
         "tree": _absolute(tree),
         "lowers": [_absolute(lower) for lower in lowers],
         "namespace": "trusted." if is_root else "user.",
@@ -101,7 +101,7 @@ async def settle(tree: Path, unpacked: Unpacked, lowers: Sequence[Path]) -> None
 async def remove(tree: Path) -> None:
     """Remove a tree, whoever its files belong to. What is not there is removed."""
     if os.geteuid() == 0:
-        await asyncio.to_thread(settling.remove, str(tree))
+        await asyncio.to_thread(merging.remove, str(tree))
     else:
         await _ask({"do": "remove", "tree": _absolute(tree)}, None)
 

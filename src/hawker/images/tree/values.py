@@ -17,7 +17,7 @@ class TreeLimits(msgspec.Struct, frozen=True, kw_only=True):
     `bytes`: of the tar, padding and headers included, which bounds what is written (sparse files count whole).
     `ratio`: of the tar's bytes to the blob's, once the tar is longer than `ratio_from`; zeros compress 1,000 to 1.
     `entries`: of the tar, and directories that it only implies; `depth`: of directories; `header`: bytes of one
-    entry's extended header. `xattrs`: of one entry, all their names and values in bytes. `lists`: of what `settle` is
+    entry's extended header. `xattrs`: of one entry, all their names and values in bytes. `lists`: of what `merge` is
     told, the bytes of each path and 64 more: they are kept in memory until then.
     `devices`: whether device nodes are made. They are no way in as long as nothing but root reaches the trees and
     containers' roots are mounted or limited so that nodes do not open (as umoci, runc and the kernel's cgroups assume).
@@ -40,7 +40,7 @@ class TreeLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unpacked(msgspec.Struct, frozen=True, kw_only=True):
-    """A layer's tree as it stands by itself; `settle` needs the lists, and nobody after that.
+    """A layer's tree as it stands by itself; `merge` needs the lists, and nobody after that.
 
     `bytes`: of file contents. `implied`: directories that the tar has no entry for, "" for the root. `removed`: names
     that the layer takes away from those below. `opaque`: directories that hide everything below them. `left_out`: what

@@ -22,9 +22,9 @@ from hawker.http.events import KEEP_ALIVE, EventStream, event
 from hawker.http.handlers import Route, on, unread
 from hawker.http.image_calls import image_routes
 from hawker.images.blobs import translated
-from hawker.images.flights import to_its_end
 from hawker.images.progress import Progress
 from hawker.images.service import Images, Listed
+from hawker.images.singleflight import to_its_end
 from hawker.images.tree.archive import Archived, read_archive, read_files
 from hawker.model import api, image_api
 from hawker.model.image import Image, ImageConfig

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Literal, cast
 
 from hawker.worker.drivers.base import MAX_EXEC_OUTPUT, ExecResult, StartFailed
-from hawker.worker.drivers.microvm import wire
+from hawker.worker.drivers.microvm import frames
 
-CREDIT = 256 * 1024  # what a command may send, and be sent, ahead of who reads it; see init/guest_commands.h
+CREDIT = 256 * 1024  # what a command may send, and be sent, ahead of who reads it; see init/guest_commands.c
 CHUNK = 32 * 1024
 PART = 512 * 1024  # of a configuration, which may have files in it
 KILLED_S = 5.0
@@ -43,7 +43,7 @@ class AgentRefused(Exception):
 class _Stream(asyncio.Protocol):
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._decoder = wire.Decoder()
+        self._decoder = frames.Decoder()
         self.transport: asyncio.Transport | None = None
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -100,7 +100,7 @@ class Agent:
         agent.open = True
         try:
             assert agent._stream.transport is not None
-            agent._stream.transport.write(wire.END)
+            agent._stream.transport.write(frames.END)
             agent.idle = await agent.ask("h") == b"idle"
         except BaseException:
             await agent.close()
@@ -131,11 +131,11 @@ class Agent:
         self.idle = False
 
     async def signal(self, number: int) -> None:
-        await self.ask("g", wire.fields([number]))
+        await self.ask("g", frames.fields([number]))
 
     async def renew(self, clock_ns: int, seed: bytes) -> None:
         """Set the clock and mix new randomness in, after a pause that the guest did not see."""
-        await self.ask("n", wire.fields([clock_ns, seed]))
+        await self.ask("n", frames.fields([clock_ns, seed]))
 
     async def run(
         self,
@@ -228,7 +228,7 @@ class Agent:
         """Raises `AgentLost`."""
         if not self.open or self._stream.transport is None:
             raise AgentLost("the guest is not connected")
-        self._stream.transport.write(wire.encode(kind, number, payload))
+        self._stream.transport.write(frames.encode(kind, number, payload))
 
     def received(self, kind: str, number: int, payload: bytes) -> None:
         if kind in "rf":
@@ -279,7 +279,7 @@ class Command:
             self._some.set()
             return
         try:
-            values = wire.read_fields(payload)
+            values = frames.read_fields(payload)
             if kind == "a":
                 self._untaken = max(0, self._untaken - max(0, int(values[0])))
                 self._taken.set()
@@ -288,7 +288,7 @@ class Command:
                 self._ended.set_result((number, None) if values[0] == b"code" else (128 + number, number))
                 self._some.set()
                 self._taken.set()
-        except (wire.Malformed, ValueError, IndexError):
+        except (frames.Malformed, ValueError, IndexError):
             self.lost()
 
     def lost(self) -> None:
@@ -308,7 +308,7 @@ class Command:
         self._unread -= len(data)
         if not self._ended.done():
             with contextlib.suppress(AgentLost):
-                self._agent.send("c", self.number, wire.fields([len(data)]))
+                self._agent.send("c", self.number, frames.fields([len(data)]))
         return stream, data
 
     async def write(self, data: bytes) -> None:
@@ -328,7 +328,7 @@ class Command:
 
     async def resize(self, columns: int, rows: int) -> None:
         if not self._ended.done():
-            self._agent.send("t", self.number, wire.fields([columns, rows]))
+            self._agent.send("t", self.number, frames.fields([columns, rows]))
 
     @property
     def over(self) -> bool:
@@ -349,4 +349,4 @@ class Command:
 
 
 def _pairs(pairs: Pairs) -> bytes:
-    return wire.fields(value for pair in pairs for value in pair)
+    return frames.fields(value for pair in pairs for value in pair)

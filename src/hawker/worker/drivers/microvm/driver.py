@@ -29,12 +29,12 @@ from hawker.worker.drivers.microvm import figures
 from hawker.worker.drivers.microvm.agent import AgentLost, AgentRefused
 from hawker.worker.drivers.microvm.guest import ANSWER_S, Guest
 from hawker.worker.drivers.microvm.hypervisors import of
-from hawker.worker.drivers.microvm.machines import Machines, forget_state
+from hawker.worker.drivers.microvm.lifecycle import MachineLifecycle
 from hawker.worker.drivers.microvm.qemu import HypervisorError
 from hawker.worker.drivers.microvm.tools import Missing
 
 
-class MicrovmDriver(Machines):
+class MicrovmDriver(MachineLifecycle):
     """See `hawker.worker.drivers.driver.Driver`. `directory` is kept between runs. Without `network` machines have
     none."""
 
@@ -109,7 +109,7 @@ class MicrovmDriver(Machines):
 
     async def recover(self) -> Sequence[Instance]:
         there = await self._hypervisors.instances()
-        return [self._shown(guest, there.get(key)) for key, guest in self._guests.items() if guest.acknowledged]
+        return [guest.shown(there.get(key)) for key, guest in self._guests.items() if guest.acknowledged]
 
     async def stop_all(self, *, grace_s: float) -> None:
         """Suspended machines stay suspended: all that they are is on disk."""
@@ -142,7 +142,7 @@ class MicrovmDriver(Machines):
             if guest is None:
                 guest = await self._make(spec)
             if guest.record.suspended or guest.record.exit:
-                return self._shown(guest, None)
+                return guest.shown(None)
             return await self._launch(guest, spec)
 
     # --- what runs ---------------------------------------------------------------------------------------------------
@@ -150,8 +150,8 @@ class MicrovmDriver(Machines):
     async def inspect(self, key: str) -> Instance:
         guest = self._find(key)
         if guest.record.suspended or guest.record.exit:
-            return self._shown(guest, None)
-        return self._shown(guest, await self.supervisor.call(Inspect(key=key), Instance))
+            return guest.shown(None)
+        return guest.shown(await self.supervisor.call(Inspect(key=key), Instance))
 
     async def wait(self, key: str) -> Exit:
         return await asyncio.shield(self._find(key).ended)
@@ -214,7 +214,7 @@ class MicrovmDriver(Machines):
         ended = Exit(key=record.key, machine=record.machine, signal=9, at_ms=self._host.now_ms())
         guest.record = replace(record, suspended=None, exit=ended)
         self._records.write(guest.record)
-        forget_state(guest)
+        guest.forget_state()
         self._end(guest, ended)
         return ended
 

@@ -1,4 +1,4 @@
-"""What a guest tells of its use and its processes: files of its /proc, read here (see `init/guest_figures.h`)."""
+"""What a guest tells of its use and its processes: files of its /proc, read here (see `init/guest_figures.c`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address, IPv6Address
 
 from hawker.worker.drivers.base import Process, Stats
-from hawker.worker.drivers.microvm import wire
+from hawker.worker.drivers.microvm import frames
 
 TICKS = 100  # a second; the kernel's interface has had this number on every x86 for ever
 PAGE = 4096
@@ -16,19 +16,19 @@ _NUMBER_MAX = 1 << 50  # a petabyte
 
 
 def use(payload: bytes) -> Stats:
-    """Raises `wire.Malformed`."""
+    """Raises `frames.Malformed`."""
     try:
         numbers = {name: _number(value) for name, value in (line.split() for line in payload.decode().splitlines())}
         return Stats(
             cpu_s=max(0, numbers["cpu_us"]) / 1e6, memory_bytes=numbers["memory"], processes=numbers["processes"]
         )
     except (ValueError, KeyError) as error:
-        raise wire.Malformed(f"the guest's use: {error}") from error
+        raise frames.Malformed(f"the guest's use: {error}") from error
 
 
 def processes(payload: bytes, now_ms: int) -> Sequence[Process]:
-    """Raises `wire.Malformed`."""
-    found = wire.read_fields(payload)
+    """Raises `frames.Malformed`."""
+    found = frames.read_fields(payload)
     try:
         booted_ms = now_ms - _number(float(found[0].split()[0]) * 1000)
         listening = dict(_listening(found[1], found[2]))
@@ -37,7 +37,7 @@ def processes(payload: bytes, now_ms: int) -> Sequence[Process]:
         shown = (_process(group, booted_ms, listening) for group in groups)
         return [process for process in shown if process]
     except (ArithmeticError, ValueError, IndexError) as error:
-        raise wire.Malformed(f"the guest's processes: {error}") from error
+        raise frames.Malformed(f"the guest's processes: {error}") from error
 
 
 def _number(written: str | bytes | float) -> int:

@@ -8,12 +8,14 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from hawker.errors import Unreachable
-from hawker.worker.drivers.base import Exit, Refused, UnknownInstance
-from hawker.worker.drivers.microvm import wire
+from hawker.worker.drivers.base import Exit, Instance, Refused, UnknownInstance
+from hawker.worker.drivers.microvm import frames
 from hawker.worker.drivers.microvm.agent import Agent, AgentLost, AgentRefused
 from hawker.worker.drivers.microvm.hypervisors import of
-from hawker.worker.drivers.microvm.records import Record
+from hawker.worker.drivers.microvm.records import MEMORY, STATE, Record
 
 ANSWER_S = 15.0
 _T = TypeVar("_T")
@@ -93,5 +95,27 @@ class Guest:
             raise UnknownInstance(f"{key} has ended") from error
         except TimeoutError as error:
             raise Unreachable(f"{key}: its guest does not answer") from error
-        except wire.Malformed as error:
+        except frames.Malformed as error:
             raise Unreachable(f"{key}: its guest answers nonsense: {error}") from error
+
+    def forget_state(self) -> None:
+        """Remove what the machine was suspended to: it runs."""
+        for name in (STATE, MEMORY):
+            (self.directory / name).unlink(missing_ok=True)
+
+    def shown(self, seen: Instance | None) -> Instance:
+        """The instance, where `seen` is its hypervisor's as the supervisor shows it, if there is one."""
+        record = self.record
+        if seen:
+            ended = seen.exit and of(record.vm).ended(record.vm, self.directory, seen.exit)
+            started_at_ms = record.started_at_ms or seen.started_at_ms
+            return replace(seen, started_at_ms=started_at_ms, exit=ended, note=record.note)
+        return Instance(
+            key=record.key,
+            machine=record.machine,
+            pid=None,
+            started_at_ms=record.started_at_ms,
+            suspended=record.suspended is not None,
+            exit=record.exit,
+            note=record.note,
+        )

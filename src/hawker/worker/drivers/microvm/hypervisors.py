@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from hawker.supervisor.calls import Destroy, ListInstances, Purge, Start
 from hawker.telemetry import get_logger
 from hawker.worker.drivers.base import Instance, Limits
-from hawker.worker.drivers.microvm import firecracked, qemu, templates
+from hawker.worker.drivers.microvm import firecracker, qemu, templates
+from hawker.worker.drivers.microvm.hypervisor import Hypervisor, Qemu
 from hawker.worker.drivers.microvm.qemu import HypervisorError, Vm
-from hawker.worker.drivers.microvm.vmms import Hypervisor, Qemu
 from hawker.worker.drivers.supervisor import Supervisor
 from hawker.worker.drivers.users import NoUsers, Users
 
@@ -27,7 +27,7 @@ MAKING = "template"  # what the supervisor calls the machine of templates in the
 
 def of(vm: Vm) -> Hypervisor:
     """The hypervisor that runs this machine."""
-    return firecracked.Firecracker() if vm.vmm == "firecracker" else Qemu()
+    return firecracker.Firecracker() if vm.vmm == "firecracker" else Qemu()
 
 
 class Hypervisors:
@@ -75,7 +75,7 @@ class Hypervisors:
             argv=argv,
             env=qemu.environment(vm) if vm.vmm == "qemu" else {"PATH": os.defpath},
             limits=around,
-            cwd=str(directory if vm.vmm == "qemu" else firecracked.place(vm, directory)),
+            cwd=str(directory if vm.vmm == "qemu" else firecracker.place(vm, directory)),
             status=vm.output and vm.vmm == "qemu",
             confined=of(vm).confined(vm),
         )

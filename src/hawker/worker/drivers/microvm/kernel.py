@@ -28,7 +28,7 @@ MODULES = ("virtio_mmio", "virtio_console", "virtio_blk", "virtio_net", "crc32c_
 """In this order, each after what it depends on."""
 
 VSOCK_MODULES = ("vsock", "vmw_vsock_virtio_transport_common", "vmw_vsock_virtio_transport")
-"""Loaded only by a guest whose agent is there, see `init/guest_console.h`."""
+"""Loaded only by a guest whose agent is there, see `init/guest_console.c`."""
 
 PACKAGE = "linux-image-cloud-amd64"
 ENVIRONMENT = "HAWKER_GUEST_KERNEL"

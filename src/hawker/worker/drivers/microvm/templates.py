@@ -17,8 +17,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from hawker.worker.drivers.microvm.agent import Agent
+from hawker.worker.drivers.microvm.hypervisor import readable
 from hawker.worker.drivers.microvm.qemu import Memory, Qmp, Vm
-from hawker.worker.drivers.microvm.vmms import readable
 
 MOST = 8  # each takes some 100 MB of disk
 

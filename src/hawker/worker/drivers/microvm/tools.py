@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from hawker.init.build import PRELOADED, NoCompiler, program
-from hawker.worker.drivers.microvm import disk, firecracker, kernel, kvm, qemu
+from hawker.worker.drivers.microvm import disk, firecracker_api, kernel, kvm, qemu
 from hawker.worker.drivers.microvm.settings import Settings
 
 
@@ -58,7 +58,7 @@ class Tools:
         why_not = self._no_firecracker(why)
         if why_not and self._settings.vmm == "firecracker":
             raise Missing(f"the hypervisor is set to firecracker, and {why_not}")
-        binary, jailer = (qemu.binary(), "") if why_not else firecracker.binaries()
+        binary, jailer = (qemu.binary(), "") if why_not else firecracker_api.binaries()
         packages = [*([] if binary else [qemu.PACKAGE]), *disk.missing_tools()]
         if packages:
             raise Missing(f"microVMs need Debian's packages {' '.join(packages)}: apt install {' '.join(packages)}")
@@ -74,7 +74,7 @@ class Tools:
             vmm="qemu" if why_not else "firecracker",
             jailer=jailer,
             why_not_firecracker=why_not,
-            why_not_jailed="" if why_not or jailer else f"{firecracker.JAILER} is not in PATH, or we are not root",
+            why_not_jailed="" if why_not or jailer else f"{firecracker_api.JAILER} is not in PATH, or we are not root",
             binary=binary,
             accelerator="tcg" if why else "kvm",
             why_tcg=why,
@@ -86,12 +86,12 @@ class Tools:
     def _no_firecracker(self, no_kvm: str) -> str:
         if self._settings.vmm == "qemu":
             return "so configured"
-        binary, _ = firecracker.binaries()
+        binary, _ = firecracker_api.binaries()
         if not binary:
-            return f"{firecracker.BINARY} is not in PATH"
+            return f"{firecracker_api.BINARY} is not in PATH"
         if no_kvm:
             return f"it needs a processor that runs guests: {no_kvm}"
-        return firecracker.too_old(binary)
+        return firecracker_api.too_old(binary)
 
     def _no_kvm(self) -> str:
         if self._settings.accelerator == "tcg":

@@ -1,4 +1,4 @@
-"""Frames between the daemon and a guest's init, the host's side of `init/guest_wire.h`.
+"""Frames between the daemon and a guest's init, the host's side of `init/guest_wire.c`.
 
 A frame is `[u32 length of the rest][u8 kind][u32 id][payload]`, little-endian, written as SLIP does (RFC 1055): END
 after it, END and ESC inside replaced by two bytes. A frame whose length is not what it says is dropped: it was cut off

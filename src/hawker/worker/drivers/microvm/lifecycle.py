@@ -34,13 +34,13 @@ from hawker.worker.drivers.base import (
     UnknownInstance,
 )
 from hawker.worker.drivers.driver import Abilities
-from hawker.worker.drivers.microvm import figures, kvm, machine, templates
+from hawker.worker.drivers.microvm import figures, kvm, start_message, templates
 from hawker.worker.drivers.microvm.agent import AgentLost
 from hawker.worker.drivers.microvm.disk import DiskError, Disks
 from hawker.worker.drivers.microvm.guest import ANSWER_S, Guest
 from hawker.worker.drivers.microvm.hypervisors import BOOT_S, STATE_S, Hypervisors, of
 from hawker.worker.drivers.microvm.qemu import HypervisorError, Memory, Vm
-from hawker.worker.drivers.microvm.records import DISK, MEMORY, STATE, Record, Records
+from hawker.worker.drivers.microvm.records import DISK, STATE, Record, Records
 from hawker.worker.drivers.microvm.settings import Settings
 from hawker.worker.drivers.microvm.tools import Missing, Tools
 from hawker.worker.drivers.networks import must_publish, wanted_of
@@ -52,7 +52,7 @@ LOOK_AGAIN_MOST_S = 15.0
 MEMORY_LEAST_MIB = 96  # with less the kernel has no room for a program
 
 
-class Machines(SupervisedDriver):
+class MachineLifecycle(SupervisedDriver):
     """Those of one driver. `MicrovmDriver` is made of it."""
 
     def __init__(
@@ -145,7 +145,7 @@ class Machines(SupervisedDriver):
         """Start the hypervisor and the program, or what of both is not done yet. Leaves nothing when it fails."""
         shown = (await self._hypervisors.instances()).get(spec.key)
         if shown and (shown.exit or guest.record.started_at_ms):
-            return self._shown(guest, shown)
+            return guest.shown(shown)
         try:
             if shown and not await guest.unless_ended(
                 of(guest.record.vm).runs(guest.record.vm, guest.directory), BOOT_S
@@ -167,7 +167,7 @@ class Machines(SupervisedDriver):
         guest.acknowledged = True
         if guest.ended.done():
             self._on_exit(guest.ended.result())
-        return self._shown(guest, shown)
+        return guest.shown(shown)
 
     async def _boot(self, guest: Guest) -> Instance:
         """From a template of its size where there is one."""
@@ -237,13 +237,15 @@ class Machines(SupervisedDriver):
         image = await self._images.ensure(spec.image)
         wanted = guest.record.wanted
         attachment = self._network.plan(wanted) if self._network and wanted else None
-        await agent.start(machine.told(spec, image.config, attachment, clock_ns=self._clock_ns(), seed=self._seed()))
+        await agent.start(
+            start_message.told(spec, image.config, attachment, clock_ns=self._clock_ns(), seed=self._seed())
+        )
 
     def _clock_ns(self) -> int:
         return self._host.now_ms() * 1_000_000
 
     def _seed(self) -> bytes:
-        return self._host.rng.getrandbits(8 * machine.SEED_BYTES).to_bytes(machine.SEED_BYTES, "big")
+        return self._host.rng.getrandbits(8 * start_message.SEED_BYTES).to_bytes(start_message.SEED_BYTES, "big")
 
     async def _undo(self, guest: Guest) -> None:
         await self._let_go(guest)
@@ -274,7 +276,7 @@ class Machines(SupervisedDriver):
                 suspended = replace(guest.record, suspended=stats)
                 self._records.write(suspended)
             except BaseException as error:  # a cancel, too: it is halted by now, or about to be
-                forget_state(guest)
+                guest.forget_state()
                 self._spawn(self._look_after(guest), f"go on with {key}")
                 if isinstance(error, HypervisorError | AgentLost | TimeoutError | OSError):
                     raise Refused(f"{key} could not be suspended: {error}") from error
@@ -304,7 +306,7 @@ class Machines(SupervisedDriver):
                 ):
                     raise Refused(f"{key} could not be resumed: {error}") from error
                 raise
-            forget_state(guest)
+            guest.forget_state()
             await self._renew(guest)
 
     async def _owned(self, guest: Guest) -> Vm:
@@ -338,7 +340,7 @@ class Machines(SupervisedDriver):
                 pause_s = min(pause_s * 2, LOOK_AGAIN_MOST_S)
                 continue
             if halted:
-                forget_state(guest)
+                guest.forget_state()
                 with contextlib.suppress(Unreachable, UnknownInstance):
                     await self._renew(guest)
             return
@@ -387,29 +389,6 @@ class Machines(SupervisedDriver):
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _shown(self, guest: Guest, shown: Instance | None) -> Instance:
-        record = guest.record
-        if shown:
-            ended = shown.exit and of(record.vm).ended(record.vm, guest.directory, shown.exit)
-            return replace(
-                shown, started_at_ms=record.started_at_ms or shown.started_at_ms, exit=ended, note=record.note
-            )
-        return Instance(
-            key=record.key,
-            machine=record.machine,
-            pid=None,
-            started_at_ms=record.started_at_ms,
-            suspended=record.suspended is not None,
-            exit=record.exit,
-            note=record.note,
-        )
-
-
-def forget_state(guest: Guest) -> None:
-    """What a machine that runs was suspended to."""
-    for name in (STATE, MEMORY):
-        (guest.directory / name).unlink(missing_ok=True)
 
 
 _logger = get_logger()

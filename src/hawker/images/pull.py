@@ -16,16 +16,16 @@ from typing import Any
 from hawker.errors import DiskFull, ImageError, ImageNotFound, Unreachable
 from hawker.host import Host
 from hawker.images.blobs import Blobs
-from hawker.images.flights import Flights
 from hawker.images.http import considerate
 from hawker.images.known import Known, Names, Record
+from hawker.images.layer_trees import Trees
 from hawker.images.manifest import MANIFEST_BYTES_MAX, Manifest, choose, digest_of, read_config, read_manifest
 from hawker.images.progress import State, Watchers
 from hawker.images.registry import Document, Registries
 from hawker.images.settings import MIB, ImageSettings
+from hawker.images.singleflight import Singleflight
 from hawker.images.transfer import Peer, Transfers
 from hawker.images.tree.values import LayerRefused, TreeLimits, Unpacked
-from hawker.images.trees import Trees
 from hawker.model.image import Descriptor, Layer, Platform
 from hawker.model.values import ImageRef
 from hawker.telemetry import get_logger
@@ -42,7 +42,7 @@ def key_of(ref: ImageRef) -> str:
     return f"{ref.registry}/{ref.repository}@{ref.digest}" if ref.digest else str(ref)
 
 
-class Obtaining:
+class Pulls:
     """One host's. `close` before the rest. `peers` may be added to at any time."""
 
     def __init__(
@@ -67,8 +67,8 @@ class Obtaining:
         self._registries = Registries(settings, host)
         self._transfers = Transfers(blobs, self._registries, peers, settings)
         self._unpacking = asyncio.Semaphore(settings.unpack_parallel)
-        self._blob_flights: Flights[None] = Flights()
-        self._tree_flights: Flights[None] = Flights()
+        self._blob_flights: Singleflight[None] = Singleflight()
+        self._tree_flights: Singleflight[None] = Singleflight()
         self._wanted: dict[object, tuple[set[str], set[str]]] = {}  # blobs and trees
         self._offered: dict[object, tuple[ImageRef, set[str]]] = {}  # repositories, and blobs that are in them
         self.registries = self._registries
@@ -292,7 +292,7 @@ class Obtaining:
         return about.f_bavail * about.f_frsize - self._settings.free_mib_least * MIB
 
 
-async def _joined(flights: Flights[None], key: str, start: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def _joined(flights: Singleflight[None], key: str, start: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Join a run of somebody else, who may come by it in a way that is closed to him and open to us: what he failed at
     is tried once more."""
     if key in flights:

@@ -9,14 +9,14 @@ from pathlib import Path
 from hawker.errors import HawkerError, ImageError
 from hawker.images.blobs import Blobs, translated
 from hawker.images.collecting import Collecting
-from hawker.images.flights import to_its_end
 from hawker.images.known import Known
+from hawker.images.layer_trees import Trees
 from hawker.images.manifest import digest_of
-from hawker.images.obtaining import Obtaining, key_of
+from hawker.images.pull import Pulls, key_of
+from hawker.images.singleflight import to_its_end
 from hawker.images.tree.archive import Archived, read_archive, read_files
 from hawker.images.tree.pack import describe, pack_directory
 from hawker.images.tree.values import TreeLimits
-from hawker.images.trees import Trees
 from hawker.model.image import Image, ImageConfig, Platform
 from hawker.model.values import ImageRef, is_digest
 
@@ -30,7 +30,7 @@ class Making:
         limits: TreeLimits,
         blobs: Blobs,
         trees: Trees,
-        obtaining: Obtaining,
+        obtaining: Pulls,
         collecting: Collecting,
         keep: Callable[[Known, Sequence[str]], Awaitable[None]],
     ) -> None:

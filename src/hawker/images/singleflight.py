@@ -19,7 +19,7 @@ class _Flight(Generic[T]):
         self.waiting = 0
 
 
-class Flights(Generic[T]):
+class Singleflight(Generic[T]):
     """By key. `close` when nothing is to be begun any more."""
 
     def __init__(self) -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawker.worker.drivers.microvm import wire
-from hawker.worker.drivers.microvm.wire import Decoder, Frame
+from hawker.worker.drivers.microvm import frames
+from hawker.worker.drivers.microvm.frames import Decoder, Frame
 
 FRAMES = st.lists(
     st.tuples(st.sampled_from("hsgxizkcnqproeaw"), st.integers(0, 2**32 - 1), st.binary(max_size=200)), max_size=6
@@ -22,46 +22,46 @@ def fed(data: bytes, cut: int) -> list[Frame]:
 
 
 @given(FRAMES, st.integers(0, 500))
-def test_frames_arrive_however_the_stream_is_cut(frames: list[Frame], cut: int) -> None:
-    assert fed(b"".join(wire.encode(*frame) for frame in frames), cut) == frames
+def test_frames_arrive_however_the_stream_is_cut(sent: list[Frame], cut: int) -> None:
+    assert fed(b"".join(frames.encode(*frame) for frame in sent), cut) == sent
 
 
 @given(AWKWARD)
 def test_every_byte_can_be_sent(payload: bytes) -> None:
-    assert fed(wire.encode("i", 0xC0DBDCDD, payload), 7) == [("i", 0xC0DBDCDD, payload)]
+    assert fed(frames.encode("i", 0xC0DBDCDD, payload), 7) == [("i", 0xC0DBDCDD, payload)]
 
 
 @given(AWKWARD, st.data())
 def test_a_frame_that_was_cut_off_is_dropped_and_the_next_session_is_whole(payload: bytes, data: st.DataObject) -> None:
-    cut_off = wire.encode("x", 1, payload)
+    cut_off = frames.encode("x", 1, payload)
     left = cut_off[: data.draw(st.integers(0, len(cut_off) - 2))]
-    assert fed(left + wire.END + wire.encode("h", 1), 3) == [("h", 1, b"")]
+    assert fed(left + frames.END + frames.encode("h", 1), 3) == [("h", 1, b"")]
 
 
 @given(st.binary(max_size=300))
 def test_noise_is_no_frame_and_does_no_harm(noise: bytes) -> None:
-    assert fed(noise + wire.END + wire.encode("h", 9), 1)[-1] == ("h", 9, b"")
+    assert fed(noise + frames.END + frames.encode("h", 9), 1)[-1] == ("h", 9, b"")
 
 
 def test_a_frame_that_never_ends_is_not_kept() -> None:
     decoder = Decoder()
     for _ in range(40):
         assert list(decoder.feed(b"a" * (1 << 18))) == []
-        assert len(decoder._rest) <= 2 * wire.FRAME_MAX
-    assert list(decoder.feed(wire.END + wire.encode("h", 1))) == [("h", 1, b"")]
+        assert len(decoder._rest) <= 2 * frames.FRAME_MAX
+    assert list(decoder.feed(frames.END + frames.encode("h", 1))) == [("h", 1, b"")]
 
 
 def test_what_is_too_long_for_a_frame_is_said() -> None:
     with pytest.raises(ValueError, match="1048576 bytes"):
-        wire.encode("i", 1, bytes(1 << 20))
+        frames.encode("i", 1, bytes(1 << 20))
 
 
 @given(st.lists(st.binary(max_size=50)))
 def test_fields_are_read_as_they_were_written(values: list[bytes]) -> None:
-    assert wire.read_fields(wire.fields(values)) == values
+    assert frames.read_fields(frames.fields(values)) == values
 
 
 @pytest.mark.parametrize("payload", [b"\1", b"\1\0\0\0", b"\xff\xff\xff\xff12"])
 def test_fields_that_are_cut_off_are_malformed(payload: bytes) -> None:
-    with pytest.raises(wire.Malformed):
-        wire.read_fields(payload)
+    with pytest.raises(frames.Malformed):
+        frames.read_fields(payload)

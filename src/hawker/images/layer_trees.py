@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 
 from hawker.images.blobs import sync_directory, translated, write_durably
-from hawker.images.flights import to_its_end
-from hawker.images.tree.unpacking import remove, settle, sweep, unpack
+from hawker.images.singleflight import to_its_end
+from hawker.images.tree.unpacking import merge, remove, sweep, unpack
 from hawker.images.tree.values import TreeLimits, Unpacked
 from hawker.model.image import Layer
 
@@ -114,7 +114,7 @@ class Trees:
         final = self.path(chain_id)
         about = _About(unpacked.bytes, unpacked.left_out, unpacked.collapsed)
         try:
-            await settle(tree, unpacked, [self.path(lower) for lower in lowers])
+            await merge(tree, unpacked, [self.path(lower) for lower in lowers])
             await asyncio.to_thread(write_durably, final.with_name(final.name + ".json"), msgspec.json.encode(about))
             os.rename(tree, final)
             self._sizes[chain_id] = unpacked.bytes

@@ -1,4 +1,4 @@
-"""A layer's tree joined with the settled ones below it: overlayfs then shows what unpacking one over the other gives.
+"""A layer's tree joined with the merged ones below it: overlayfs then shows what unpacking one over the other gives.
 
 overlayfs (the kernel's Documentation/filesystems/overlayfs.rst): a character device 0:0 hides a name below, a directory
 whose attribute `trusted.overlay.opaque` (or `user.overlay.opaque`) is "y" hides all below it. Both are made only where
@@ -255,7 +255,7 @@ class _Joining:
         return joined(self._tree, path) if path else self._tree
 
 
-def settle(
+def merge(
     tree: bytes,
     lowers: Sequence[bytes],
     *,

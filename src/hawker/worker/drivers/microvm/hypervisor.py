@@ -1,4 +1,4 @@
-"""What the driver asks of a hypervisor, and how QEMU does it. `firecracked` is the other one.
+"""What the driver asks of a hypervisor, and how QEMU does it. `firecracker` is the other one.
 
 `directory` is the machine's, the same in every call. A hypervisor runs as a program of the driver's supervisor; what is
 asked here goes over its control socket. Everything raises `HypervisorError` for what it refuses, and OSError.

@@ -1,4 +1,4 @@
-"""What an idle guest is told to become a machine: pairs of a word and a value, see `init/guest_configuration.h`."""
+"""What an idle guest is told to become a machine: pairs of a word and a value, see `init/guest_configuration.c`."""
 
 from __future__ import annotations
 

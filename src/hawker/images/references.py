@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from hawker.errors import HawkerError
 from hawker.images.known import Known, Names
-from hawker.images.obtaining import Obtaining, key_of
+from hawker.images.pull import Pulls, key_of
 from hawker.model.values import ImageRef, is_digest
 from hawker.telemetry import get_logger
 
@@ -17,10 +17,10 @@ Namer = Callable[[str], Awaitable[str | None]]
 """Somebody who may know what a name means: the digest of its manifest, or None."""
 
 
-class Meanings:
+class References:
     """`names` are of the images that are here, `namers` are asked before a registry is."""
 
-    def __init__(self, names: Names, obtaining: Obtaining, namers: Sequence[Namer]) -> None:
+    def __init__(self, names: Names, obtaining: Pulls, namers: Sequence[Namer]) -> None:
         self._names = names
         self._obtaining = obtaining
         self._namers = namers
