@@ -34,6 +34,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "container_status.c"
 #include "container_terminal.c"
 #include "user.h"
 
@@ -41,84 +42,15 @@
 #define NOT_EXECUTABLE 126
 #define NOT_FOUND 127
 #define MAX_GROUPS 256
-#define MAX_TEXT 512
 
 extern char **environ;
 
-static int status_fd = -1;
 static const char *root, *cwd;
 static int users_fd = -1;
 static uid_t first_user;
 static uid_t uid;
 static gid_t groups[MAX_GROUPS]; /* the first is the main one */
 static size_t group_count;
-
-/* --- text without stdio, which would be most of the executable -------------------------------------------------- */
-
-struct text {
-	size_t length;
-	char bytes[MAX_TEXT];
-};
-
-static void add(struct text *to, const char *from)
-{
-	while (*from && to->length < sizeof to->bytes)
-		to->bytes[to->length++] = *from++;
-}
-
-static void add_number(struct text *to, unsigned long number)
-{
-	char digits[24], *at = digits + sizeof digits;
-
-	*--at = 0;
-	do
-		*--at = (char)('0' + number % 10);
-	while (number /= 10);
-	add(to, at);
-}
-
-/* As inside a JSON string. Bytes that are not ASCII become "?": the reader must be able to decode every line. */
-static void add_escaped(struct text *to, const char *from, size_t length)
-{
-	char one[2] = "";
-
-	for (size_t i = 0; i < length; i++) {
-		if (from[i] == '"' || from[i] == '\\')
-			add(to, "\\");
-		one[0] = from[i];
-		if (from[i] < 0x20 || from[i] == 0x7f)
-			one[0] = '?';
-		add(to, one);
-	}
-}
-
-static void tell(struct text *line)
-{
-	static const struct timespec now;
-	sigset_t broken;
-
-	if (status_fd < 0)
-		return;
-	add(line, "\n");
-	if (write(status_fd, line->bytes, line->length) < 0 && errno == EPIPE) {
-		sigemptyset(&broken); /* nobody listens any more: the signal about it is not the program's */
-		sigaddset(&broken, SIGPIPE);
-		sigtimedwait(&broken, NULL, &now);
-	}
-}
-
-static int tell_number(const char *name, unsigned long number)
-{
-	struct text line = {0};
-
-	add(&line, "{\"");
-	add(&line, name);
-	add(&line, "\": ");
-	add_number(&line, number);
-	add(&line, "}");
-	tell(&line);
-	return (int)number;
-}
 
 /* --- an error on the way to the program, carried from the child to the init -------------------------------------- */
 
