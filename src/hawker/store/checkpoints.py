@@ -19,15 +19,15 @@ import apsw
 from hawker.store.connection import BUSY_MS, WAL_PAGES_AT_FIRST, rows
 
 PAGES = WAL_PAGES_AT_FIRST // 2
-"""Of the log, from which a quiet moment is waited for."""
+"""From this many pages of the log on, a checkpoint waits for a quiet moment."""
 QUIET_S = 0.02
-"""Without a commit."""
+"""A moment is quiet when nobody has committed for this long."""
 ROUNDS_MOST = 8
-"""Each brings what was committed during the one before it."""
+"""Rounds of one checkpoint at most: each brings what was committed during the one before it."""
 
 
 class Checkpoints:
-    """Of the database that `writer` writes. `close` it before the others.
+    """The checkpoints of the database that `writer` writes. Close them before its connections.
 
     pages: when a quiet moment is waited for. `at_once`: when it is no longer. `most`: when commits do it themselves,
     because they are quicker than the thread; a log longer than that has a reader that still needs it, or no room to go.

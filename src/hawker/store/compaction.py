@@ -31,19 +31,19 @@ from hawker.store.tx import Tx
 BATCH = 128
 """Records cut in one commit, and a bound that is passed by fewer is not looked at: some milliseconds of work."""
 IMAGES = 256
-"""Of rows, in one commit. A record that has more is cut after several."""
+"""Images of rows that one commit looks at. A record that has more is cut after several commits."""
 PAUSE_S = 0.01
-"""Between two commits of one sweep: those who wait for others go first."""
+"""The pause between two commits of one sweep: whoever waits for another commit goes first."""
 STEPS_A_SIZE, TIMES_MOST = 16, 8
-"""After so many commits of one sweep each does twice as much, up to so many times as much: where the worker is so busy
-that there is time for few, records would come sooner than they go."""
+"""After so many commits of one sweep each does twice as much, up to so many times as much. In a busy worker there is
+time for few commits, and records would come faster than they go."""
 FREE_PAGES = 1024
-"""That are kept for new records, or a quarter of the database if that is more."""
+"""Free pages that stay for new records; a quarter of the database stays if that is more."""
 PAGES_BACK = 64
-"""That go back to the disk in one commit: as many others may have to move."""
+"""Pages that go back to the disk in one commit: as many others may have to move."""
 ROWS_A_RECORD = 4
-"""Rows that stay, in the database, for each record that is kept at least: with fewer records, to write their images
-anew would be more work than all the rest."""
+"""Rows in the database for each record that is kept at least. With fewer records than that, writing the rows' images
+again would be more work than everything else."""
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,8 +66,8 @@ Over = Callable[[Tx, Collection[Last]], Collection[tuple[type[Row], str]]]
 
 
 class Compaction:
-    """Of one store. `owner` is what its records are about; `over` decides what need not stay. `batch` and `images`
-    bound a commit, `free` is how many pages are kept."""
+    """The compaction of one store. `owner` is what its records are about; `over` decides what need not stay. `batch`
+    and `images` bound a commit, `free` is how many pages are kept."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ BUSY_MS = 5000
 WAL_PAGES_AT_FIRST = 2000
 LOOK = "look at the disk, then start the agent again"
 MUCH_FREE = 8192
-"""Pages: with less free in it no database is written anew."""
+"""A database with fewer free pages than this is not rewritten."""
 INCREMENTAL = 2
 """SQLite's number for databases whose free pages can be given back to the disk bit by bit."""
 _WAL_BYTES_AT_FIRST = WAL_PAGES_AT_FIRST * (4096 + 24) + 32  # pages and their headers, and the file's header

@@ -175,13 +175,13 @@ class Store:
         self._shut()
 
     def checkpoint(self) -> None:
-        """Bring what was committed into the database itself, as far as nobody reads what was there before. For a moment
-        when nobody waits; without room it stays in the write-ahead log."""
+        """Bring what was committed into the database itself, as far as nobody reads what was there before. Call
+        this when nobody waits. On a full disk everything stays in the write-ahead log."""
         with suppress(apsw.Error):
             self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def checkpoint_later(self) -> None:
-        """The same in a thread, if anything was committed since it last was asked for."""
+        """Make a checkpoint in a thread, if anything was committed since the last call."""
         if self._checkpoints:
             self._checkpoints.bring()
 

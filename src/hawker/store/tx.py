@@ -282,7 +282,7 @@ class Tx(Reads):
 
 
 def _taken(bodies: Bodies, kind: type[Row] | None) -> Bodies:
-    """Those of a kind, or all, which are not among `bodies` any more then."""
+    """Take the rows of a kind, or all rows, out of `bodies` and return them."""
     taken = {name: bodies[name] for name in bodies if kind is None or name[0] is kind}
     for name in taken:
         del bodies[name]

@@ -1,7 +1,7 @@
 """Copies of apps on a few workers, so that an app outlives the disk of the worker that decided its name.
 
-An app is written by one worker and may have machines nowhere. Of every app the first workers in its rank
-(`core.rendezvous`) keep a row of their own and publish it, stamp and all: readers see no difference.
+An app is written by one worker and may have machines nowhere. For every app the first workers in its rank
+(`core.rendezvous`) keep a copy of its row and publish it with the same stamp: readers see no difference.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hawker.store.tx import Tx
 
 COPIES = 3
 LOOK_S = 1.0
-"""Nobody waits for a copy."""
+"""How long changes of the catalog are gathered before a look. Nobody waits for a copy."""
 AT_ONCE = 200
 
 

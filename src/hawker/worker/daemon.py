@@ -204,7 +204,7 @@ class Worker:
 
 
 def _installed_kinds() -> list[Kind[Parts]]:
-    """Those beside machines that other distributions bring."""
+    """The kinds beside machines that other distributions bring."""
     return [point.load() for point in installed(GROUP, (MACHINE.name,)).values()]
 
 

@@ -1,8 +1,8 @@
-"""At a worker's start: leases and reservations of a process whose clock was ahead last no longer than their own length.
+"""When a worker starts, it shortens leases and reservations that a clock which was ahead has made too long.
 
-They end at times by a clock that counts on by itself while a process lives (`hawker.host.Host.steady_ms`). The next
-process begins with the wall clock as it is by then, which may have been set back. Backoffs and the delays of runs need
-no such look: each is waited for once in a process, and asks `hawker.core.deadlines` then.
+They end at a time of a clock that nobody sets while a process lives (`hawker.host.Host.steady_ms`). The next process
+begins with the wall clock as it is by then, which may have been set back: then none lasts longer than its own length.
+Backoffs and the delays of runs need no such look: whoever waits for them asks `hawker.core.deadlines`.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from hawker.store.tx import Tx
 from hawker.worker.kinds import Kinds, Named
 
 ORDERS_KEPT = 20_000
-"""Of orders that ended, the newest, and as many clients' keys: `worker.history_records`."""
+"""How many orders that ended are kept, the newest, and how many clients' keys: `worker.history_records`."""
 FILL_KEPT_MS = 24 * 3600 * 1000
 CLAIM_KEPT_MS = 7 * 24 * 3600 * 1000
 """A client's idempotency key, for as long as any client may try again."""
@@ -46,7 +46,7 @@ def over(tx: Tx, rows: Collection[Last], kinds: Kinds, orders: int = ORDERS_KEPT
 
 
 def _orders_over(tx: Tx, kind: type[FillRow | ClaimRow], rows: Collection[Last], kept: int) -> set[Named]:
-    """Those that ended too long ago, or before so many others."""
+    """The orders that ended too long ago, or before so many others."""
     if not rows:
         return set()
     beyond = tx.query(f"select at_ms, id from {kind.table} order by at_ms desc, id desc limit 1 offset ?", (kept,))

@@ -66,8 +66,8 @@ class DatabaseLost(HawkerError):
 
 
 def look(reads: Reads, name: str, instances: Collection[Instance], directory: Path | None, own: Own | None) -> Lost:
-    """Of the worker `name`. An ended program is no loss; nor, in a database that has a worker, is a directory that was
-    left."""
+    """What the database of the worker `name` has lost. A program that has ended is no loss; nor is a directory that is
+    left over, if the database knows its worker."""
     new = reads.get(WorkerRow, "worker") is None
     programs = tuple(each for each in unknown(reads, instances) if each.exit is None)
     if not new:

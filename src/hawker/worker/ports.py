@@ -112,8 +112,8 @@ def _free(tx: Tx, ports: range, machine: str, protocols: Sequence[str], holder: 
 
 
 def _not_given(reads: Reads, ports: range, start: int) -> Iterator[int]:
-    """Those of the range that nobody has, from a place in it on and around. A few are looked up at a time: what is
-    given out elsewhere in the range is not read."""
+    """The ports of the range that nobody has, from the place `start` on and around. It looks up a few at a time, and
+    reads nothing about the rest of the range."""
     for offset in range(0, len(ports), LOOKED_UP):
         some = [ports[(start + n) % len(ports)] for n in range(offset, min(offset + LOOKED_UP, len(ports)))]
         marks = ", ".join("?" * len(some))

@@ -180,7 +180,7 @@ class Found(StrEnum):
     suspended = "suspended"
     at_rest = "at rest"
     waiting = "waiting to start"
-    """Without a program, and the run that would start one gives way to the update."""
+    """It has no program, and the run that would start one gives way to the update."""
     updating = "updating"
     """The update before gives way to this one; the program of the version before that runs."""
 
@@ -208,7 +208,7 @@ TO_REST: Mapping[State, tuple[State, ...]] = {
     State.starting: (State.stopping, State.stopped),
     State.restarting: (State.failed, State.updating),  # whose end is `stopped`
 }
-"""The way of an update that finds a machine waiting to start, and shall not start it."""
+"""The states through which an update takes a machine that waits to start and that it shall not start."""
 
 
 def found_by_update(machine: str, state: State, gives_way: Phase) -> Found:

@@ -37,7 +37,7 @@ AGAIN_MOST_S = 60.0
 
 
 class Exits(Service):
-    """Turns exits that the driver reports into runs of `machine.exit`. Told again of the same exit, it does nothing.
+    """Turns exits that the driver reports into runs of `machine.exit`. An exit that is told twice changes nothing.
 
     An exit of a machine that another run holds waits until that run has ended: a stop in progress reads the exit
     itself.
@@ -115,7 +115,8 @@ class Exits(Service):
         await self._drivers.of(driver).destroy(key, force=True)
 
     async def _correct(self, instances: Sequence[Instance], drivers: Collection[str]) -> None:
-        """Of machines of these drivers only: about the others' nothing is known."""
+        """Make programs and rows agree, for the machines of these drivers: nothing is known of the other drivers'
+        programs."""
         there = {instance.key: instance for instance in instances}
         for row in self._store.read.select(MachineRow, "instance > ''"):
             instance = there.get(row.instance)

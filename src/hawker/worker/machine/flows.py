@@ -167,8 +167,9 @@ class MachineFlows:
         return Done(commit)
 
     def _image_left_s(self, context: StepContext, timeout_s: float) -> float:
-        """By the run's own time, which an agent's restart does not begin anew. A run that stops a program first, or
-        waits, has its tries counted, and so much time for each."""
+        """How long this try may wait for the image. A run that begins with its image has `timeout_s` in all, also when
+        its agent restarts meanwhile. A run that stops a program first has so much for each try, and its tries are
+        counted."""
         length_ms = int(timeout_s * 1000)
         run = context.run
         if run.next:  # it has done something before
@@ -354,20 +355,20 @@ class MachineFlows:
 
 
 def backoff_left_ms(run: RunRow, now_ms: int) -> int:
-    """Of a run that has a step `backoff`."""
+    """How long a run with a step `backoff` still waits before it starts the program again."""
     until_ms: int = run.args.get("resume_at_ms", 0)
     return deadlines.left_ms(until_ms, until_ms - run.started_at_ms, now_ms)
 
 
 def _alike(before: MachineRow, machine: MachineRow) -> bool:
-    """Whether two rows of a machine differ at most in how it comes to be started."""
+    """Whether an instance would be the same by both rows of a machine."""
     now = {name: getattr(machine, name) for name in _ON_ITS_WAY}
     return replace(before, **now) == machine
 
 
 def patient(act: Act) -> Act:
-    """A step that waits for its driver as long as it takes: nothing may be said about an instance whose driver is not
-    there."""
+    """Have a step wait for its driver as long as it takes: the worker knows nothing about an instance whose driver is
+    down."""
 
     async def patiently(context: StepContext) -> Done:
         try:

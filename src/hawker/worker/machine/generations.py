@@ -1,12 +1,11 @@
-"""Machines of ours that another worker has by now: the rule for one id on two workers.
+"""The generations of a machine: the rule for one id on two workers.
 
-A machine that is ordered anew on another worker, because its own did not answer, keeps its id there and gets the next
+A machine whose worker does not answer may be ordered again on another worker. It keeps its id there and gets the next
 *generation*. When the first worker is back it learns from the catalog that the id is held by a higher generation: it
-starts such a machine no more, and removes what it has of it. Of two equal generations, which only a copied database can
-make, the one that was created first stays, then the one on the worker whose name sorts first: the order of the
-catalog's view `machines`. A machine that was destroyed there stays so: rows of a later generation are never taken
-back. A worker that reaches nobody goes by what it knew last.
-"""
+starts such a machine no more, and removes what it has of it. Only a copied database can make two equal generations:
+then the machine that was created first stays, and of two created at once the one on the worker whose name sorts first.
+The catalog's view `machines` has the same order. A machine that was destroyed there stays so: rows of a later
+generation are never taken back. A worker that reaches nobody goes by what it knew last."""
 
 from __future__ import annotations
 
@@ -90,7 +89,7 @@ class Replaced(Service):
             raise
 
     def _lost(self, changed: set[str] | None) -> list[str]:
-        """Of these, or of all of ours, the machines that another worker has, too."""
+        """Which of these machines, or of all of ours, another worker has, too."""
         assert self._view is not None  # there is a watch
         if changed is None:
             sql = (

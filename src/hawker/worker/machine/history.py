@@ -17,8 +17,9 @@ from hawker.store.compaction import Last
 from hawker.store.tx import Tx
 
 EVENTS_KEPT = 100
-"""Of a machine, the newest, however old they are."""
+"""How many events of a machine are kept, the newest, however old they are."""
 VERSIONS_KEPT = 20
+"""How many versions of a machine are kept, the newest."""
 
 Named = tuple[type[Row], str]
 
@@ -53,7 +54,7 @@ def _is_over(tx: Tx, row: Last) -> bool:
 
 
 def _older(tx: Tx, row: Last, machine: str, kept: int) -> bool:
-    """Than so many others of the machine. Their keys rise."""
+    """Whether so many others of the machine are newer. Their keys rise."""
     newer = f"select 1 from {row.kind.table} where machine = ? and id > ? limit 1 offset ?"
     return bool(tx.query(newer, (machine, row.key, kept - 1)))
 

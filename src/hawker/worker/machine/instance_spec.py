@@ -21,7 +21,7 @@ NOTED = (
     *("app", "name", "region", "version", "config", "resources", "created_at_ms", "private_ip", "generation"),
     *("order", "driver", "image_digest", "ports"),
 )
-"""Of a machine's row: what stays as it is from before its program starts until it ends."""
+"""The fields of a machine's row that stay as they are from before its program starts until it ends."""
 NOTE_MOST = 64 << 10
 
 

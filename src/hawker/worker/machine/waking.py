@@ -65,8 +65,8 @@ class Waking(Service):
         log: MachineWriter,
     ) -> None:
         self.on_rest: list[Callable[[str, str], None]] = []
-        """Told of machines that are stopped or suspended, or about to be: id and state, in the commit that says so. The
-        catalog may tell of it only later, when this worker has changed much."""
+        """These are told the id and state of each machine that is stopped or suspended, or about to be, right after the
+        commit that says so. The catalog may show it only later, when this worker has changed much."""
         log.on_change.append(self._changed)
         self._store = store
         self._host = host

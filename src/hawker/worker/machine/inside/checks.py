@@ -1,11 +1,10 @@
 """Running the health checks of this worker's machines, from this host.
 
-A machine is looked at while it is started: from its start, or from the worker's own, to the end of that; also while
-an update gets its image. Its results
-are shown with it at once, and written, which is how the region learns of them, when a status has changed. Nothing is
-done about a machine that fails its checks: it gets no requests, and that is for a proxy to see to.
+The worker looks at a machine while it is started, also while an update gets its image. It shows the results with the
+machine at once, and writes them when a status has changed, which is how the region learns of them. The worker does
+nothing about a machine that fails its checks: proxies send it no requests.
 
-Each check waits in a timer of the event loop, which keeps them in a heap; a task there is only while it looks.
+Each check waits in a timer of the event loop, which keeps its timers in a heap. A check has a task only while it looks.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from hawker.worker.machine.writer import MachineWriter
 AT_ONCE = 256
 """Looks at a time. A thousand machines that all take their whole timeout of 2 s every 15 s need 140."""
 HELD_S = 2.5
-"""So long a look has one of these places; then it only waits, which costs a socket and no work. A check may wait for
-minutes, and eight machines of such would keep all others from being looked at."""
+"""How long a look has one of these places. After that it only waits, which costs a socket and no work. A check may wait
+for minutes, and eight machines with such checks would keep all others from being looked at."""
 WAITING_MOST = 2048
-"""Looks that wait like that; beyond them a look keeps its place, for sockets are not without end."""
+"""How many looks may wait without a place. Beyond them a look keeps its place: sockets are finite."""
 TURN_S, A_TURN = 0.01, 16
-"""So many looks begin in so much time, at most: a thousand that are due together take 300 ms of the event loop, and
+"""At most so many looks begin in so much time. A thousand that are due together take 300 ms of the event loop, and
 would hold up whatever else the worker does."""
 
 Ways = Callable[[MachineRow, int], Sequence[Address]]
@@ -99,8 +98,8 @@ class Checks(Service):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def shown(self, row: MachineRow) -> list[api.Check]:
-        """Of a machine's checks the results as the API shows them, each with the time of its last change of status.
-        Those of one that does not run are `warning`."""
+        """The results of a machine's checks as the API shows them, each with the time of its last change of status.
+        While the machine does not run, they are `warning`."""
         if not has_checks(row.config):
             return []
         row = row.as_it_runs()

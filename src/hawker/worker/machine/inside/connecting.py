@@ -16,9 +16,10 @@ from typing import Literal
 from hawker.worker.machine.inside.probing import Address
 
 CONNECT_S = 5.0
-"""At each address."""
+"""How long to try each address."""
 SILENT_S = 60
-"""So long the machine's kernel may give no sign. A microVM that is killed says no farewell."""
+"""How long the machine's kernel may be silent before the connection counts as broken. A microVM that is killed closes
+nothing."""
 PIECE_BYTES = 128 << 10
 LOST = 1
 """The exit code of a connection that was broken; 0: both sides ended it."""
@@ -27,7 +28,7 @@ _AT_ONCE = struct.pack("ii", 1, 0)
 
 
 async def connect(addresses: Sequence[Address]) -> Connection:
-    """At the first of `addresses`, of which there is one at least, that takes it. Raises `OSError`, that of the last
+    """Connect to the first of `addresses`, at least one, that takes the connection. Raises `OSError`, that of the last
     one; `TimeoutError` is one."""
     for address in addresses[:-1]:
         with contextlib.suppress(OSError):

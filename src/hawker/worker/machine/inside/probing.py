@@ -1,7 +1,7 @@
 """One look of a health check: connect, or ask by HTTP/1.1, and say in a few words what came.
 
-Every look is a connection of its own that is closed after it. An answer's status decides, 200 to 299 is good, redirects
-are not followed and not good. Of the body the beginning is kept for people. Without waiting for names: addresses are
+Every look has a connection of its own. The answer's status decides: 200 to 299 is good; a redirect is not followed, and
+is not good. The look keeps the beginning of the body, for people. It never waits for a name server: addresses are
 numbers.
 """
 
@@ -204,7 +204,7 @@ def tls_context(verify: bool) -> ssl.SSLContext:
 
 
 def _text(error: Exception) -> str:
-    """Of the kernel's errors its own words: asyncio's name the address, too."""
+    """The kernel's own words for its errors: asyncio's words name the address, too."""
     number = getattr(error, "errno", None)
     return os.strerror(number).lower() if number else str(error) or type(error).__name__
 

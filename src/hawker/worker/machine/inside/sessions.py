@@ -1,7 +1,7 @@
-"""Commands inside machines that somebody talks to over HTTP, each request by itself.
+"""Sessions: commands inside machines that somebody talks to by one HTTP request after another.
 
-`hawker.model.inside_api` has the form. Nothing is kept between a command and its reader but one piece: a reader that is
-slow makes the command wait. What is to be written waits here, up to `INPUT_BYTES_MAX`.
+`hawker.model.inside_api` has the form. A session keeps one piece of output between the command and its reader: a slow
+reader makes the command wait. It keeps input up to `INPUT_BYTES_MAX` until the command takes it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from hawker.telemetry import get_logger
 from hawker.worker.drivers.base import Terminal
 
 SESSIONS_MAX = 256
-"""Of one worker: each holds descriptors and a process."""
+"""How many a worker has at most: each holds descriptors and a process."""
 CONNECTIONS_MAX = 1024
-"""The same of sessions that are connections: each holds a descriptor."""
+"""How many sessions that are connections a worker has at most: each holds a descriptor."""
 INPUT_BYTES_MAX = 1 << 20
 INPUT_S = 20.0
-"""So long a request with input waits for room."""
+"""How long a request with input waits for room."""
 
 
 class Sessions:
