@@ -17,7 +17,7 @@ ASLEEP = frozenset({"stopped", "suspended", "stopping", "suspending"})
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What the rows say of a machine. `healthy`: its checks pass, or it has none. `hard` 0: no limit."""
+    """What the rows say of a machine. `healthy`: its checks pass, or it has none. `hard` 0: it has no limit."""
 
     machine: str
     region: str
@@ -30,7 +30,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class PoolEntry:
-    """A machine in a pool. To be read only, but for `data`, which is the caller's own."""
+    """A machine in a pool. Others only read it, but for `data`, which is the caller's own."""
 
     __slots__ = (
         *("closing", "data", "doubtful", "hard", "home", "in_flight", "delegated", "list", "machine", "others", "own"),
@@ -46,16 +46,16 @@ class PoolEntry:
         self.own = 0
         self.others = 0
         self.in_flight = 0
-        """`own`, and `others` that another proxy told of."""
+        """`own`, and `others` that another proxy or the delegate told of."""
         self.delegated = 0
-        """Places that whoever carries requests past this proxy may fill without asking; `others` are those filled."""
+        """How many slots a delegate may fill without asking; `others` counts those that are filled."""
         self.waking = False
         self.closing = False
         self.doubtful = False
         """Its worker may be gone: it takes, and is started for, what no other machine can take."""
         self.rests_until = 0.0
         self.spare = False
-        """While it rests it takes what no other can."""
+        """While it is left alone it takes what no other can."""
         self.told_until = inf
         self.data: Any = None
         self.weight = of
@@ -95,7 +95,7 @@ class Region:
 
 
 def list_of(entry: PoolEntry, home: Region) -> list[PoolEntry] | None:
-    """None: nothing can bring it to take requests, or nothing may."""
+    """The list that the entry belongs to; None: nothing can bring the machine to take requests, or nothing may."""
     row = entry.row
     if row.cordoned:
         return None
@@ -118,8 +118,8 @@ def list_of(entry: PoolEntry, home: Region) -> list[PoolEntry] | None:
 
 
 def to_start(home: Region, out: Collection[str], *, doubtful: bool = False) -> PoolEntry | None:
-    """What a request would wait for: one that is on its way with room for it, or the one to start. Of machines that are
-    `doubtful`, or of those that are not."""
+    """The machine that a request would wait for: one that is on its way with room for it, or the one to start. It is
+    chosen from the machines that are `doubtful`, or from the others."""
 
     def may(entry: PoolEntry) -> bool:
         return entry.doubtful is doubtful and entry.machine not in out and not entry.full
@@ -142,7 +142,7 @@ def is_open(entry: PoolEntry) -> bool:
 
 
 def is_spare(entry: PoolEntry) -> bool:
-    """Whether it rests, or is in doubt, and takes what no other can below its hard limit."""
+    """Whether the machine is left alone or in doubt, and takes what no other can below its hard limit."""
     up = entry.row.state == RUNNING and entry.row.healthy and not (entry.row.cordoned or entry.waking or entry.closing)
     return (entry.spare if entry.rests_until > 0 else entry.doubtful) and up and not entry.full
 
@@ -157,5 +157,5 @@ def has_room(entry: PoolEntry) -> bool:
 
 
 def less_loaded(one: PoolEntry, two: PoolEntry) -> PoolEntry:
-    """For its size."""
+    """The one that has less in flight for its size."""
     return two if two.in_flight * one.soft < one.in_flight * two.soft else one

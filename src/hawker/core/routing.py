@@ -32,9 +32,10 @@ from hawker.core.rendezvous import weight
 from hawker.model.regions import expand
 
 LOAD_KNOWN_S = 1.0
-"""What another proxy said of its machine's load counts for so long: without news of it, the machine is tried again."""
+"""For this long it counts what another proxy said of its machine's load: without news of it, the machine is tried
+again."""
 LAPSE_S = 0.05
-"""Seats whose rest or whose news is over are looked for at most so often."""
+"""How often entries are looked for whose rest or whose news is over."""
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +145,7 @@ class Pool:
     # --- what happens ---
 
     def enter(self, entry: PoolEntry) -> None:
-        """Another request in flight there, or waiting for it to start."""
+        """Another request is in flight there, or waits for the machine to start."""
         entry.own += 1
         entry.in_flight += 1
         if entry.in_flight == entry.soft or entry.in_flight == entry.hard:
@@ -159,7 +160,7 @@ class Pool:
             self._leaving.pop(entry.machine, None)
 
     def told(self, entry: PoolEntry, in_flight: int, now: float) -> None:
-        """All that is in flight at a machine, as its own proxy says, this proxy's requests among it."""
+        """The machine's own proxy says how much is in flight there, this proxy's requests among it."""
         entry.told_until = now + LOAD_KNOWN_S
         others = in_flight - entry.own if in_flight > entry.own else 0
         if others != entry.others:
@@ -170,9 +171,9 @@ class Pool:
             self._watch(entry, entry.told_until)
 
     def delegate(self, entry: PoolEntry, slots: int, filled: int) -> None:
-        """Somebody carries requests past this proxy, and may fill so many places without asking; `filled` are, as far
-        as is known. 0 places: it fills no more, and `filled` only gets smaller. What is said holds until it is said
-        anew. Places are fewer than the hard limit (`delegable`)."""
+        """A delegate may fill so many slots of this machine without asking; `filled` are, as far as is known. With 0
+        slots it fills no more, and `filled` only gets smaller. What is said holds until it is said again. Slots are
+        fewer than the hard limit (`delegable`)."""
         entry.told_until = inf
         entry.delegated = slots
         entry.in_flight += filled - entry.others
@@ -181,34 +182,35 @@ class Pool:
         self._place(entry)
 
     def rest(self, entry: PoolEntry, until: float, *, spare: bool = False) -> None:
-        """It failed, or its row is wrong: it is neither chosen nor started before then, unless its row changes.
-        `spare`: it is chosen all the same where no other can take the request, and none can be started."""
+        """The machine failed, or its row is wrong: it is neither chosen nor started before then, unless its row
+        changes. `spare`: it is chosen all the same where no other can take the request, and none can be started."""
         entry.rests_until, entry.spare = until, spare
         self._place(entry)
         self._watch(entry, until)
 
     def waking(self, entry: PoolEntry, on: bool) -> None:
-        """Its start is under way, whatever its row says, until it is known to take requests."""
+        """The machine's start is under way, whatever its row says, until it is known to take requests."""
         entry.waking = on
         self._place(entry)
 
     def doubt(self, entry: PoolEntry, on: bool) -> None:
-        """Its worker may be gone, as others say: it is left alone where another machine takes the request."""
+        """Others say that the machine's worker may be gone: it is left alone where another machine takes the
+        request."""
         if entry.doubtful is not on:
             entry.doubtful = on
             self._place(entry)
 
     def closing(self, entry: PoolEntry, on: bool) -> None:
-        """It is about to be stopped: it takes no request that another machine can. Once the stop can not be taken back
-        any more, `put` it as stopping."""
+        """The machine is about to be stopped: it takes no request that another machine can. Once the stop can not be
+        taken back any more, `put` it as stopping."""
         entry.closing = on
         self._place(entry)
 
     # --- the choice ---
 
     def take(self, now: float, wishes: Wishes = ANY, tried: Collection[str] = ()) -> PoolEntry | None:
-        """A machine below its soft limit, where nothing is to be started: the request is in flight there now. None:
-        `decide`."""
+        """Take a machine below its soft limit, where nothing is to be started: the request is in flight there now.
+        None: `decide`."""
         if now >= self._due:
             self._lapse(now)
         free = self._here.free
@@ -231,7 +233,7 @@ class Pool:
         return entry
 
     def decide(self, now: float, wishes: Wishes = ANY, tried: Collection[str] = ()) -> Decision:
-        """What is best for the request now. Counts nothing: `enter` the entry of what is done."""
+        """Decide what is best for the request now. This counts nothing: `enter` the entry that is used."""
         if now >= self._due:
             self._lapse(now)
         regions = self._wanted(wishes)
@@ -288,7 +290,7 @@ class Pool:
 
     def _why(self, regions: Sequence[str], out: Collection[str]) -> Nothing:
         homes = [home for name in regions if (home := self._regions.get(name))]
-        # One that sleeps and was not started has all the requests already that it takes.
+        # A machine that sleeps and was not started has all the requests already that it takes.
         lists = [entries for home in homes for entries in (home.full, home.leaving, home.coming, home.asleep)]
         if any(entry.machine not in out for entries in lists for entry in entries):
             return FULL
@@ -317,7 +319,7 @@ class Pool:
     # --- where an entry is ---
 
     def _place(self, entry: PoolEntry) -> None:
-        """Into the list where it belongs now."""
+        """Put the entry into the list where it belongs now."""
         home = entry.home
         if home is None:
             return
@@ -371,6 +373,6 @@ class Pool:
 
 
 def delegable(soft: int, hard: int) -> int:
-    """Places of a machine that may be filled without asking, so that its hard limit holds, 0: none. What is over its
-    soft limit is decided one by one, and so is the last one."""
+    """How many slots of a machine may be filled without asking, so that its hard limit holds, 0: none. Requests over
+    its soft limit are decided one by one, and so is the last one."""
     return min(soft, hard - 1) if hard else soft

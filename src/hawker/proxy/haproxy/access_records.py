@@ -1,7 +1,7 @@
-"""What HAProxy has carried by itself, as lines of the access log.
+"""Turns HAProxy's records of the requests that it forwarded by itself into lines of the access log.
 
-HAProxy writes a record a request into a ring of its own, and sends it to a socket in the file system, many at a time.
-While nobody listens there the ring keeps the first megabyte, and drops the others.
+HAProxy writes a record for each request into a ring of its own, and sends many at a time to a socket in the file
+system. While nobody listens there the ring keeps the first megabyte, and drops the rest.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from hawker.proxy.embedded.access_log import AccessLog, quoted
 SOCKET = "log.sock"
 RING_BYTES = 1 << 20
 RECORD_MOST = 4096
-"""Bytes; a longer one loses the end of its target."""
+"""The most bytes of a record; a longer one loses the end of its target."""
 TEXT_MOST = 1024
-"""Bytes of each field that the user wrote."""
+"""The most bytes of each field that the user wrote."""
 _TO_ESCAPE = re.compile(rb'["\\\x00-\x08\x0a-\x1f\x7f-\xff]')
 _NOTHING_SENT = frozenset("HQCR")
-"""The second letter of HAProxy's word for how a request ended (its manual, section 8.5): before its answer."""
+"""The second letter of HAProxy's code for how a request ended (its manual, section 8.5), if that was before its
+answer."""
 
 
 def record(request_id: str) -> str:
-    """Its format, with that of a request's id. The captured fields are Referer and User-Agent. Nothing has a tab in it:
-    a request with one is not carried."""
+    """The format of a record, with that of a request's id. The captured fields are Referer and User-Agent. Nothing has
+    a tab in it: HAProxy does not forward a request with one by itself."""
     return r"\t".join(
         (
             *("%[var(sess.client)]", "%trg", "%HM", "%HV", "%ST", "%B", request_id, "%b", "%s", "%Tr", "%Ta", "%ts"),
@@ -35,7 +36,7 @@ def record(request_id: str) -> str:
 
 
 def line_of(record: bytes, app_of: Callable[[str], str]) -> str:
-    """A line of the access log. `app_of`: whose backend this is. Raises `ValueError`: it is no record."""
+    """The line of the access log. `app_of` tells whose backend this is. Raises `ValueError`: it is no record."""
     text = record.decode("latin-1")
     if _TO_ESCAPE.search(record) is not None:
         text = "\t".join(quoted(part.encode("latin-1")) for part in text.split("\t"))
@@ -52,7 +53,7 @@ def line_of(record: bytes, app_of: Callable[[str], str]) -> str:
 
 
 class AccessRecords(asyncio.Protocol):
-    """A connection of HAProxy's."""
+    """Receives HAProxy's records."""
 
     def __init__(self, access: AccessLog, app_of: Callable[[str], str]) -> None:
         self._access = access

@@ -1,4 +1,4 @@
-"""Requests that HAProxy brings to the embedded plane, because they need a decision."""
+"""Serves the requests that HAProxy hands to the embedded plane, because they need a decision."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hawker.proxy.embedded.ingress import Handed, PublicIngress
 from hawker.proxy.fields import HANDED, HOPS
 
 CLIENT = b"hawker-client"
-"""Where the user comes from, as HAProxy saw it. It takes off what users say of that. Over TLS the version of HTTP that
-the user speaks and the name that TLS began for come after it."""
+"""HAProxy says in this field where the user comes from, and takes off what users say there. Over TLS the version of
+HTTP that the user speaks and the server name of TLS come after it."""
 
 Answered = Callable[[int, str, bytes, Route], None]
 """A machine has answered a user: public port, host, method, route."""
@@ -24,12 +24,12 @@ Answered = Callable[[int, str, bytes, Route], None]
 class ActivatorIngress(PublicIngress):
     """A connection of HAProxy's, on which requests of many users come.
 
-    Most are as their users wrote them, but for `hawker-client`. Those without that field were on their way to a
-    machine, with all that an edge adds, when it refused the connection, or was full. Those with `hawker-handed`, which
-    HAProxy takes off what users say, were at a machine that handed them on.
+    Most requests are as their users wrote them, but for `hawker-client`. Those without that field were on their way to
+    a machine, with all that an edge adds, when it refused the connection, or was full. Those with `hawker-handed`,
+    which HAProxy takes off what users say, were at a machine that handed them on.
 
-    When HAProxy reads an interim answer and the next one at once, it takes that for one without a body: what comes
-    later of it is lost, and the end is told as if it were one (haproxy#2587, haproxy#3209; 2.6 to 3.3).
+    When HAProxy reads an interim answer and the next answer at once, it takes the next one for one without a body: it
+    loses what comes later of it, and tells the end as if nothing were missing (haproxy#2587, haproxy#3209; 2.6 to 3.3).
     """
 
     hears = False
@@ -77,7 +77,7 @@ class ActivatorIngress(PublicIngress):
         self._app = ""
         self._route = super().find(request)
         if self._name not in ("", request.host):
-            self._route = None  # whose the other name is has to be known, too
+            self._route = None  # it must be known, too, whose the other name is
         return self._route
 
     async def load(self, request: RequestHead) -> Route:

@@ -1,4 +1,4 @@
-"""Which app has which backend, and what is to be said to HAProxy for it to be as it should. Pure.
+"""Knows which app has which backend, and what to tell HAProxy so that its backends are as they should be. Pure.
 
 A backend is given to an app's public port when the app is served for the first time, and taken back when the app has
 had no machine for a while, or hands requests on.
@@ -18,14 +18,16 @@ from hawker.proxy.haproxy.runtime import CLASSES, Usage
 
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 HOSTS_MOST = 64
-"""Names of one app that HAProxy knows. A port that is an app's alone takes any, and the others pass the activator."""
+"""How many names of one app HAProxy knows. A port that is an app's alone takes any name; requests for the others pass
+the activator."""
 
 Key = tuple[str, int]
 """App and public port."""
 
 
 class Machine:
-    """In a backend. `open`: it is given requests. `leaving`: it gets none until it was taken out and put in anew."""
+    """A machine in a backend. `open`: it is given requests. `leaving`: it gets none until it was taken out and put in
+    again."""
 
     __slots__ = ("address", "answers", "leaving", "now", "open", "slots", "total")
 
@@ -43,10 +45,10 @@ NOTHING: AbstractSet[str] = frozenset()
 
 
 class Backend:
-    """An app's public port. `hosts`: those whose requests come, `writing` the ones of them with all methods, else with
-    those that change nothing. `empty_since`: when its last machine went, of the loop's clock; None: it has some.
-    `leaving`: it gets no requests any more, and is given back when those under way have ended. `untold`: those of
-    `hosts` and `writing` that HAProxy is just being told of."""
+    """The backend of an app's public port. `hosts`: those whose requests come here, `writing` the ones of them with all
+    methods, else with those that change nothing. `empty_since`: when its last machine went, of the loop's clock; None:
+    it has some. `leaving`: it gets no requests any more, and is given back when those under way have ended. `untold`:
+    those of `hosts` and `writing` that HAProxy is just being told of."""
 
     def __init__(self, key: Key, backend_id: str) -> None:
         self.key = key
@@ -64,17 +66,17 @@ class Backend:
         return sum(machine.open for machine in self.machines.values())
 
     def steps(self, delegated: Mapping[str, DelegatedMachine]) -> tuple[list[Server], set[str]]:
-        """Machines to be given requests, or in another way, and those to be given none.
+        """Which machines are to be given requests, or with other slots, and which are to be given none.
 
-        One that has moved is given none until it was taken out: a connection to where it was, on which something was
-        under way, would be kept afterwards, and used as long as it is open.
+        A machine that has moved is given none until it was taken out: HAProxy would keep a connection to the old
+        address on which something was under way, and use it as long as it is open.
         """
         wanted: list[Server] = []
         for name, one in delegated.items():
             known = self.machines.get(name)
             if known is None:
                 if not (_WORD.fullmatch(name) and _is_ip(one.address[0])):
-                    continue  # of a row that makes no sense: it would be read as another command
+                    continue  # the row makes no sense: HAProxy would read it as another command
                 known = self.machines[name] = Machine(one.address, one.slots, open=False)
             if known.leaving or known.address != one.address:
                 continue
@@ -88,7 +90,7 @@ class Backend:
         }
 
     def left(self, delegated: Mapping[str, DelegatedMachine]) -> list[str]:
-        """Machines that are to be taken out, where nothing is in flight as far as is known."""
+        """The machines that are to be taken out, and have nothing in flight as far as is known."""
         return [
             name
             for name, known in self.machines.items()
@@ -100,14 +102,15 @@ class Backend:
         return one is not None and one.address == self.machines[name].address
 
     def adopt(self, addresses: Mapping[str, Address], usage: Mapping[str, Usage]) -> None:
-        """What HAProxy has already."""
+        """Take over what HAProxy has already."""
         for name, address in addresses.items():
             one = usage.get(name) or Usage(now=0, total=0, taken=False)
             machine = self.machines[name] = Machine(address, one.slots, open=one.taken)
             machine.now, machine.total, machine.answers = one.now, one.total, one.answers
 
     def answered(self, usage: Mapping[str, Usage]) -> list[int]:
-        """Answers since the last time, of each of `CLASSES`. A worker that ends takes its count along."""
+        """Counts the answers since the last time, of each of `CLASSES`. A worker process that ends takes its count
+        along."""
         since = [0] * len(CLASSES)
         for name, one in usage.items():
             machine = self.machines.get(name)
@@ -118,8 +121,8 @@ class Backend:
         return since
 
     def seen(self, usage: Mapping[str, Usage]) -> tuple[list[tuple[str, bool]], list[str]]:
-        """What HAProxy says is in flight. Returns machines with whether they had requests, and those that refuse
-        connections. One that it has not, or gives nothing, is put in anew if it is to be given requests."""
+        """Note what HAProxy says is in flight. Returns machines with whether they had requests, and those that refuse
+        connections. A machine that HAProxy lacks, or gives nothing, is put in again if it is to be given requests."""
         told: list[tuple[str, bool]] = []
         down: list[str] = []
         for name, machine in self.machines.items():
@@ -140,7 +143,7 @@ class Backend:
 
 
 class BackendTable:
-    """All backends, and who has them."""
+    """All backends, and which app has each."""
 
     def __init__(self) -> None:
         self.backends: dict[Key, Backend] = {}
@@ -156,7 +159,7 @@ class BackendTable:
         return next((kind for kind in self.kinds if (kind.public, kind.service) == (port, service)), None)
 
     def take(self, key: Key, service: ServicePort) -> Backend | None:
-        """A backend for an app, None: there is none left of its kind."""
+        """Take a backend for an app; None: there is none left of its kind."""
         kind = self.kind_of(key[1], service)
         free = self._free.get(kind.number) if kind else None
         if not free:
@@ -164,7 +167,7 @@ class BackendTable:
         return self._given(key, free.pop())
 
     def adopt(self, key: Key, backend_id: str) -> Backend:
-        """It is given already."""
+        """Note that an app has this backend already."""
         for free in self._free.values():
             if backend_id in free:
                 free.remove(backend_id)
@@ -175,14 +178,14 @@ class BackendTable:
         return backend
 
     def give_back(self, backend: Backend) -> None:
-        """Its machines are out of it."""
+        """Take the backend back: its machines are out of it."""
         del self.backends[backend.key]
         del self.by_id[backend.id]
         number = int(backend.id[1:].partition("b")[0])
         self._free[number].append(backend.id)
 
     def grow(self, port: int, service: ServicePort, count: int) -> None:
-        """Another kind, or more of one."""
+        """Add a kind, or more backends of one."""
         known = self.kind_of(port, service)
         if known is None:
             known = Kind(number=len(self.kinds), public=port, service=service, count=0)
@@ -193,7 +196,7 @@ class BackendTable:
         self._free[more.number] += reversed(backend_ids(more)[known.count :])
 
     def renew(self, port: int, service: ServicePort) -> bool:
-        """Make a kind that no app is of any more one of this service. False: there is none."""
+        """Make a kind that no app uses any more one of this service. False: there is no such kind."""
         for kind in self.kinds:
             if len(self._free[kind.number]) == kind.count:
                 self.kinds[kind.number] = Kind(number=kind.number, public=port, service=service, count=kind.count)
@@ -201,19 +204,19 @@ class BackendTable:
         return False
 
     def kinds_now(self) -> tuple[list[Kind], dict[int, list[str]]]:
-        """For `restore_kinds`, before anything else is done."""
+        """The kinds as they are now, for `restore_kinds`."""
         return list(self.kinds), {number: list(free) for number, free in self._free.items()}
 
     def restore_kinds(self, before: tuple[list[Kind], dict[int, list[str]]]) -> None:
         self.kinds, self._free = before
 
     def restore(self, kinds: tuple[Kind, ...]) -> None:
-        """As a configuration has them, all free."""
+        """Take the kinds of a configuration; all backends are free."""
         self.kinds = list(kinds)
         self._free = {kind.number: list(reversed(backend_ids(kind))) for kind in kinds}
 
     def servers(self) -> dict[str, tuple[Server, ...]]:
-        """Of each backend, those that are given requests."""
+        """The machines of each backend that are given requests."""
         return {
             backend.id: tuple(
                 Server(machine=name, host=machine.address[0], port=machine.address[1], slots=machine.slots)
@@ -224,7 +227,7 @@ class BackendTable:
         }
 
     def hosts(self) -> dict[tuple[int, bool], dict[str, str]]:
-        """Backends by public port, whether for all methods, and host."""
+        """The backends by public port, whether for all methods, and host."""
         found: dict[tuple[int, bool], dict[str, str]] = {}
         for (_, port), backend in self.backends.items():
             for writing, hosts in ((False, backend.hosts), (True, backend.writing)):
@@ -240,7 +243,7 @@ def naming(config: Config, backend: Backend, hosts: Iterable[str], *, writing: b
 
 
 def forgetting(config: Config, backend: Backend) -> list[str]:
-    """And those that send none there any more."""
+    """The commands that end that."""
     port = backend.key[1]
     return [
         f"del map {map_of(config.directory, port, writing=writing)} {host}"
@@ -257,5 +260,5 @@ def _is_ip(text: str) -> bool:
 
 
 def fits(service: ServicePort, host: str, *, tls: bool = False) -> bool:
-    """Whether HAProxy may be told of this host. It was read strictly; what a map cannot hold is not in it."""
+    """Whether HAProxy may be told of this host. The host was read strictly; it has nothing that a map cannot hold."""
     return carries(service, tls=tls) and bool(host) and not host.startswith("[") and len(host) <= 255

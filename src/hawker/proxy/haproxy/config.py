@@ -1,8 +1,8 @@
-"""What HAProxy is to serve, and the names that it is served under. What its configuration says of it:
-`hawker.proxy.haproxy.config_text`.
+"""Describes what HAProxy is to serve, and the names that it is served under. `hawker.proxy.haproxy.config_text` writes
+the configuration from this.
 
-A *kind* is a public port and what a service says of it (`ServicePort`): requests and answers of all apps of a kind are
-treated alike. Each kind has a number of backends, which are given to apps at run time, since HAProxy 2.6 cannot make
+A *kind* is a public port and what a service says of it (`ServicePort`): HAProxy treats requests and answers of all apps
+of a kind alike. Each kind has a number of backends, which are given to apps at run time, since HAProxy 2.6 cannot make
 new ones then.
 """
 
@@ -19,15 +19,15 @@ from hawker.proxy.haproxy import tls_config
 ACTIVATOR = "act"
 PLAIN = ServicePort(handlers=("http",))
 USUAL = ServicePort(handlers=("tls", "http"))
-"""Over TLS."""
+"""The usual service over TLS."""
 TIME_MOST_S = 24 * 86_400.0
-"""HAProxy refuses a configuration with a longer one: its clock goes so far."""
+"""HAProxy refuses a configuration with a longer time: its clock goes so far."""
 _SAFE_NAME = re.compile(rb"[a-z0-9-]{1,64}")
 _SAFE_VALUE = re.compile(rb"[A-Za-z0-9 .,;:/=+*()@?!<>_-]{0,512}")
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine in a backend. `slots`: requests that it may be given at a time."""
+    """A machine in a backend. `slots`: how many requests it may be given at a time."""
 
     machine: str
     host: str
@@ -36,7 +36,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """`count` backends, `k<number>b0` and so on."""
+    """A kind with `count` backends, `k<number>b0` and so on."""
 
     number: int
     public: int
@@ -45,7 +45,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Frontend(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a public port is served. `tls`: it is one with TLS."""
+    """A public port, and where it is served. `tls`: it is one with TLS."""
 
     public: int
     host: str
@@ -54,7 +54,7 @@ class Frontend(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """All that one configuration has. `root`: it is started as root, leaves that for `user`, and sees nothing but
+    """All that one configuration has. `root`: HAProxy is started as root, changes to `user`, and sees nothing but
     `directory`. `prefix` begins the ids of requests. `servers` are those of backends at the time of writing."""
 
     directory: str
@@ -69,12 +69,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     servers: dict[str, tuple[Server, ...]]
     times: Settings
     sockets: dict[str, int]
-    """The activator's by name: their numbers in HAProxy's master. No part of the text."""
+    """The activator's sockets by name: their numbers in HAProxy's master. They are no part of the text."""
     logged: bool = False
-    """Whether what is carried is told, for the access log."""
+    """Whether HAProxy tells which requests it forwarded, for the access log."""
     joined: bool = False
-    """Fields are added as one that has several lines: each rule costs HAProxy more than what it adds. Versions of which
-    it is not known that they write it as it is get a rule for each."""
+    """Fields are added as one that has several lines: each rule costs HAProxy more than what it adds. With versions
+    that are not known to write this as it is, each field has a rule."""
 
     def inside(self, path: str) -> str:
         """A path in the directory as HAProxy sees it once it serves."""
@@ -99,14 +99,14 @@ def socket_of(name: int | str) -> str:
 
 
 def map_of(directory: str, public: int, *, writing: bool = False) -> str:
-    """The map from hosts to backends, whose path is also its name at run time; for methods that change something there
-    is one of its own."""
+    """The map from hosts to backends, whose path is also its name at run time. Methods that change something have a map
+    of their own."""
     return f"{directory}/maps/{public}{'w' if writing else ''}.map"
 
 
 def server_words(server: Server) -> str:
-    """A server's address and options, in a configuration and at run time alike. One refused connection marks it down
-    until it is said to be up: the check that this needs is never really made."""
+    """A server's address and options, in a configuration and at run time alike. One refused connection marks the server
+    down until HAProxy is told that it is up: the check that this needs is never really made."""
     host = f"[{server.host}]" if ":" in server.host else server.host
     return (
         f"{host}:{server.port} maxconn {server.slots} pool-max-conn 1000 pool-purge-delay 4s "
@@ -119,10 +119,11 @@ def backend_ids(kind: Kind) -> list[str]:
 
 
 def is_tls(kind: Kind) -> bool:
-    """Whether its apps are those of a port with TLS."""
+    """Whether this kind is one of a port with TLS."""
     return "tls" in kind.service.handlers
 
 
 def request_id(config: Config) -> str:
-    """Format of a request's id: the same in all that is said of it, and cheaper than HAProxy's own, which it keeps."""
+    """The format of a request's id: the same in all that is said of it, and cheaper than HAProxy's own, which it
+    keeps."""
     return f"{config.prefix}-%pid-%rt" + (f"-{config.region}" if config.region else "")

@@ -1,4 +1,4 @@
-"""HAProxy's configuration file as a pure function of what it is to serve."""
+"""Writes HAProxy's configuration file, as a pure function of what it is to serve."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ READING = "GET HEAD OPTIONS TRACE"
 REPEATABLE = f"{READING} PUT DELETE"
 TARGET_MOST = 8000
 PLAIN_TARGET = rf"^/(?!\.well-known/acme-challenge/)[\x21-\x7e]{{0,{TARGET_MOST}}}+$"
-"""HAProxy lets some more bytes pass, which the activator refuses. And it knows the answer to an ACME server's
-challenge (RFC 8555, section 8.3). One that is longer than what HAProxy keeps of it is not plain either."""
+"""What a target may be that HAProxy forwards by itself. HAProxy lets some more bytes pass, which the activator refuses.
+The activator also knows the answer to an ACME server's challenge (RFC 8555, section 8.3). A target that is longer than
+what HAProxy keeps of it does not match either."""
 BODY_MOST = 8192
 HEAD_MOST = 5000
-"""Bytes of a request with a body, and of its fields, that HAProxy carries by itself: both fit its buffer of 16 KiB."""
+"""The most bytes of a body, and of such a request's fields, that HAProxy forwards by itself: both fit its buffer of 16
+KiB."""
 
 _ODD = (
     r"fly-|hawker-|x-forwarded-|proxy-|via:|te:|expect:|upgrade:|connection:|keep-alive:|trailer:|"
@@ -37,17 +39,17 @@ _ODD = (
 )
 _REST = r"[^_:\r\n]++:[^\x00-\x1f\x7f]*+\r\n"
 PLAIN_FIELDS = rf"^(?:(?!{_ODD}){_REST})++\r\n$"
-"""All fields of a request that needs no decision, as lines with names in lower case. None has a name that means
-something to proxies, or one with `_`; no value has a character that the activator refuses, and the host is one. Where
-it does not match, the request passes unchanged to the activator. It says what is right: one that looks everywhere for
-what is wrong takes HAProxy a quarter of a small request's time."""
+"""Matches all fields of a request that needs no decision, as lines with names in lower case. None has a name that means
+something to proxies, or one with `_`; no value has a character that the activator refuses, and the host is one. A
+request that does not match passes unchanged to the activator. The pattern says what is right: one that looks everywhere
+for what is wrong takes HAProxy a quarter of a small request's time."""
 PLAIN_READING = rf"^(?:(?!content-length:|{_ODD}){_REST})++\r\n$"
-"""The same without a body."""
+"""The same pattern for a request without a body."""
 OURS = r"(^|\ )(fly-|hawker-|proxy-|(te|upgrade|keep-alive)(\ |$)|content-type\ (.*\ )?content-type(\ |$))"
-"""Names of fields of an answer that are not for users, or make it hard to tell what it is."""
+"""Names of an answer's fields that are not for users, or make it hard to tell what the answer is."""
 JSON_REPLAY = "res.fhdr(content-type) -m beg -i application/vnd.fly.replay+json"
 JSON_LAST = JSON_REPLAY.replace("(content-type)", "(content-type,-1)")
-"""The same where there is one such field: it looks for no other one, which costs as much again."""
+"""The same pattern where one such field is there for certain: it looks for no other one, which costs as much again."""
 
 
 def text(config: Config) -> str:
@@ -74,7 +76,7 @@ def _global(config: Config) -> str:
         f"lua-load {config.directory}/replay.lua",
         f"hard-stop-after {_time(config.times.drain_s)}",
         f"tune.http.maxhdr {config.times.fields}",
-        f"tune.http.logurilen {TARGET_MOST + 500}",  # of the first line, which has the host over HTTP/2
+        f"tune.http.logurilen {TARGET_MOST + 500}",  # the host of the first line, which has it over HTTP/2
     ]
     if config.root:
         lines += [f"chroot {config.directory}", f"user {config.user}", f"group {config.user}"]
@@ -120,7 +122,7 @@ def _frontend(config: Config, frontend: Frontend) -> str:
     public, tls = frontend.public, frontend.tls
 
     def backend(writing: bool) -> str:
-        # All of the field but a port: `req.hdr` would take of two names in it the last.
+        # All of the field but a port: of two names in it `req.hdr` would take the last.
         host = "var(sess.name)" if tls else "req.fhdr(host),host_only,lower"
         of_host = f"{host},map_str({map_of(config.directory, public, writing=writing)})"
         return f"use_backend %[{of_host}] if from_root current{' current_name' if tls else ''}"
@@ -149,7 +151,7 @@ def _bind(frontend: Frontend) -> str:
 
 
 def _first(config: Config, frontend: Frontend) -> list[str]:
-    """What is before TLS."""
+    """The frontend and backends that stand before TLS."""
     public, directory = frontend.public, config.directory
     before = [line for line in _client(config.times, public) if "sess.client" not in line]
     ways = tls_config.backends(
@@ -160,19 +162,19 @@ def _first(config: Config, frontend: Frontend) -> list[str]:
 
 
 def most(config: Config) -> int:
-    """Users' connections at a port, where some port has TLS: there each counts twice, and those behind must find room,
-    whatever comes to other ports, or nobody moves."""
+    """How many users' connections a port may have. Where some port has TLS, each of its connections counts twice, and
+    those behind must find room whatever comes to other ports, or none of them moves."""
     return max(1, config.connections // sum(1 + frontend.tls for frontend in config.frontends))
 
 
 def _client(settings: Settings, public: int) -> list[str]:
-    """Where a connection comes from: once for each, since an address in letters costs more than all else that is
-    added. What a load balancer tells of it is known only when the connection's session begins."""
+    """Rules that note where a connection comes from, once for each, since an address in letters costs more than all
+    else that is added. What a load balancer tells of a connection is known only when its session begins."""
     kept = 'set-var(sess.client) src,regsub(^::ffff:,"")'
     if public not in settings.proxy_protocol:
         return [f"tcp-request connection {kept}"]
     return [
-        # A line of HAProxy's has 64 words at most, and a CDN hundreds of networks.
+        # HAProxy allows 64 words in a line, and a CDN has hundreds of networks.
         *(
             f"acl of_trusted src {' '.join(settings.trusted[at : at + 16])}"
             for at in range(0, len(settings.trusted), 16)
@@ -193,11 +195,12 @@ def _log(config: Config) -> list[str]:
 
 
 def _activator(config: Config, frontend: Frontend) -> str:
-    """Until it answers, a request is held: it may be on its way up again."""
+    """The backend of the activator. A request is held until the activator answers: that may just restart."""
     public = frontend.public
     lines = [
         f"backend a{public} from base",
-        # Pieces of an answer as they come; at 1 MB it costs a fifth of the throughput, so users say that they listen.
+        # Send pieces of an answer as they come. At 1 MB that costs a fifth of the throughput, so only users who listen
+        # for pieces get it.
         "option http-no-delay",
         "timeout connect 1s",
         "retries 60",
@@ -205,7 +208,7 @@ def _activator(config: Config, frontend: Frontend) -> str:
         f"http-request disable-l7-retry unless {{ method {REPEATABLE} }}",
         "http-request del-header hawker-handed",
         f"http-request set-header hawker-client %[var(sess.{'said' if frontend.tls else 'client'})]",
-        # What could be read, and was refused, ends the user's connection, as without HAProxy.
+        # A request that was read and refused ends the user's connection, as without HAProxy.
         "http-response set-header connection close if { res.fhdr(proxy-status) -m sub http_request_error }",
         f"server {ACTIVATOR} unix@{config.inside(socket_of(public))}",
     ]
@@ -224,14 +227,14 @@ def _kind(config: Config, kind: Kind) -> str:
         f"timeout tunnel {idle}",
         "retries 5",
         "retry-on conn-failure empty-response",
-        # With one machine there is no other to try, and what a request is kept for costs a seventh of all.
+        # With one machine there is no other to try, and keeping a request for that costs a seventh of all.
         "http-request disable-l7-retry if { nbsrv lt 2 }",
         *(["http-request set-log-level info"] if config.logged else []),
         *_added("request", _of_request(config, kind.public, tls), config.joined),
         *(tls_config.of_kind(_time(config.times.idle_timeout_s)) if tls else []),
         f"http-request allow if {{ method {READING} }}",
         f"http-request disable-l7-retry unless {{ method {REPEATABLE} }}",
-        # Its answer may be that it is for another machine.
+        # The answer may say that the request is for another machine.
         f"http-request wait-for-body time {_time(config.times.idle_timeout_s)} if {body}",
         f"http-request set-var(txn.body) req.body if {body}",
         *_answers(config, kind),
@@ -255,7 +258,7 @@ def _of_request(config: Config, public: int, tls: bool) -> list[tuple[str, str]]
 
 
 def _answers(config: Config, kind: Kind) -> list[str]:
-    """Rules for answers. The activator's are what they should be; most of machines' get a few fields, and no more."""
+    """Rules for answers. The activator's answers are ready; most of machines' get a few fields, and no more."""
     service = kind.service
     again = f"http-response lua.replay unix@{config.inside(socket_of(kind.public))}"
     removed = {name.decode() for name in service.removed_headers}
@@ -277,10 +280,10 @@ def _answers(config: Config, kind: Kind) -> list[str]:
         *(f"http-response del-header {name}" for name in ("keep-alive", "te", "upgrade", "fly-request-id")),
     ]
     tls = is_tls(kind)
-    joined = config.joined and not tls  # to a user of HTTP/2 no field is lines
+    joined = config.joined and not tls  # a user of HTTP/2 gets no fields as lines
     quick = not cut and (config.joined or service.pristine)
     if tls and quick and not service.pristine:
-        own += ("fly-request-id",)  # before ours is there under that name
+        own += ("fly-request-id",)  # before ours has that name
         for_proxies.remove("http-response del-header fly-request-id")
     taken_off = [f"http-response del-header {name}" for name in own]
     lines = ["http-response allow if { srv_id 1 }"]
@@ -297,8 +300,8 @@ def _answers(config: Config, kind: Kind) -> list[str]:
 
 
 def _added(to: str, fields: Sequence[tuple[str, str]], joined: bool) -> list[str]:
-    """Rules that add fields. Joined ones are one whose name is all that is the same in each request, which HAProxy
-    copies as it is; a value it reads anew each time. No other rule finds them by their names."""
+    """Rules that add fields. Joined fields are one field: its name has everything that is the same in each request,
+    which HAProxy copies as it is; it reads a value anew each time. No other rule finds such fields by their names."""
     if not joined or not fields:
         return [f'http-{to} add-header {name} "{value}"' for name, value in fields]
     same = [field for field in fields if "%" not in field[1]]
@@ -331,7 +334,7 @@ ERRORS: dict[int, tuple[str, str, str]] = {
 
 
 def error_file(status: int, name: str) -> bytes:
-    """The whole answer. `name` is this proxy's."""
+    """The whole answer. `name` is the name of this proxy."""
     reason, said, error = ERRORS[status]
     fields = [
         f"content-length: {len(said) + 1}",

@@ -1,11 +1,11 @@
-"""The certificates that HAProxy has: given to it while it runs, and as files for when it begins.
+"""Gives HAProxy its certificates: over its runtime API while it runs, and as files for its next start.
 
     keyring = Keyring(directory, runtime)
     await keyring.follow({"9f86d081.pem": Key(pem, ("web.example",))})
     keyring.write()                                             # before HAProxy is begun, or begun anew
 
-A certificate is a file with its chain and its private key. The list says by which names each is chosen; HAProxy reads
-both when it begins, as root, and from then on only what it is told.
+A certificate is a file with its chain and its private key. The list says by which names each is chosen. HAProxy reads
+both when it starts, as root, and from then on it knows only what it is told.
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ from hawker.proxy.haproxy.tls_config import list_of
 from hawker.telemetry import get_logger
 
 MOST = 15_000
-"""Bytes of one: a command has to fit HAProxy's buffer."""
+"""The most bytes of one certificate: a command has to fit HAProxy's buffer."""
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----\n.*?-----END \1-----", re.DOTALL)
 _LINE = re.compile(r"(\S+):(\d+)(?: |$)")
 
 
 class Key(msgspec.Struct, frozen=True):
-    """Chain and private key, and the names by which it is chosen, `*.` for any label."""
+    """A certificate's chain and private key, and the names by which it is chosen, `*.` for any label."""
 
     pem: bytes
     names: tuple[str, ...]
 
 
 def key_of(certificate: Certificate, names: tuple[str, ...]) -> Key:
-    """As HAProxy reads it: an empty line would end it."""
+    """The text as HAProxy reads it: an empty line would end it."""
     blocks = [match.group().replace(b"\r", b"") for match in _BLOCK.finditer(certificate.pem.replace(b"\r\n", b"\n"))]
     pem = b"\n".join(block.replace(b"\n\n", b"\n") for block in blocks) + b"\n"
     return Key(pem, names)
 
 
 class Keyring:
-    """`held` are keys by file that HAProxy has. Those that it does not take are not, and stay so until they change."""
+    """`held` are the keys that HAProxy has, by file. It has not those that it refused, and is not asked again until
+    they change."""
 
     def __init__(self, directory: Path, runtime: Runtime) -> None:
         self._at = directory / "certs"
@@ -54,11 +55,12 @@ class Keyring:
         self.held: dict[str, Key] = {}
 
     async def adopt(self) -> None:
-        """What an HAProxy has that serves already: which files, but not what is in them. Raises `Unreachable`."""
+        """Take over what an HAProxy has that serves already: which files, but not what is in them. Raises
+        `Unreachable`."""
         self.held = {Path(path).name: Key(b"", ()) for path, _ in await self._lines()}
 
     async def follow(self, wanted: Mapping[str, Key]) -> None:
-        """Have these, and no others. Raises `Unreachable`."""
+        """Let HAProxy have these certificates, and no others. Raises `Unreachable`."""
         for file, key in wanted.items():
             held = self.held.get(file)
             if held is not key and held != key and self._refused.get(file) != key:
@@ -68,12 +70,13 @@ class Keyring:
         self._refused = {file: key for file, key in self._refused.items() if file in wanted}
 
     def write(self) -> None:
-        """Files for the next one to begin with: nobody but who starts it may read them. Raises `OSError`."""
+        """Write the files that the next HAProxy starts with: nobody but who starts it may read them. Raises
+        `OSError`."""
         self._at.mkdir(exist_ok=True, mode=0o700)
         lines = []
         for file, key in self.held.items():
             if not key.pem:
-                continue  # it was another's, and could not be replaced
+                continue  # it was another's certificate, and could not be replaced
             _write(self._at / file, key.pem)
             lines.append(_line(self._at / file, key))
         _write(Path(self._list), "".join(lines).encode())
@@ -82,7 +85,7 @@ class Keyring:
                 self._unlink(path.name)
 
     def remove(self) -> None:
-        """There is none any more that could begin with them."""
+        """Remove the files: there is no HAProxy any more that could start with them."""
         for path in self._at.glob("*"):
             path.unlink(missing_ok=True)
 
@@ -121,15 +124,15 @@ class Keyring:
         await self._leave(path, [number for where, number in await self._lines() if where == path])
         await self._said(f"del ssl cert {path}")
         del self.held[file]
-        self._unlink(file)  # there is a private key in it
+        self._unlink(file)  # the reply has a private key in it
 
     async def _leave(self, path: str, numbers: list[int]) -> None:
-        """From the last on: the others keep their numbers."""
+        """Remove lines from the last one on: the others keep their numbers."""
         for number in sorted(numbers, reverse=True):
             await self._said(f"del ssl crt-list {self._list} {path}:{number}")
 
     async def _lines(self) -> list[tuple[str, int]]:
-        """Files with their places in the list, in its order."""
+        """The files with their line numbers in the list, in its order."""
         said = await self._said(f"show ssl crt-list -n {self._list}")
         found = (_LINE.match(line) for line in said.splitlines())
         return [(match[1], int(match[2])) for match in found if match]

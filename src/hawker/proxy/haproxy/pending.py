@@ -6,7 +6,8 @@ from hawker.proxy.haproxy.backends import HOSTS_MOST, Key
 
 
 class PendingHosts:
-    """Hosts of an app's public port that HAProxy may carry; `writing`: those that were sent what changes something."""
+    """The hosts of an app's public port that HAProxy may carry; `writing`: those that were sent requests which change
+    something."""
 
     __slots__ = ("hosts", "writing")
 
@@ -22,7 +23,7 @@ class Pending:
         self._hosts: dict[Key, PendingHosts] = {}
 
     def add(self, key: Key, host: str, *, writing: bool) -> bool:
-        """Whether that is news."""
+        """Add a host. Returns whether that is news."""
         new_hosts = self._hosts.setdefault(key, PendingHosts())
         hosts = new_hosts.writing if writing else new_hosts.hosts
         if host in hosts or len(hosts) >= HOSTS_MOST:
@@ -31,12 +32,12 @@ class Pending:
         return True
 
     def again(self, key: Key, new_hosts: PendingHosts) -> None:
-        """It could not be done yet."""
+        """Put hosts back that HAProxy could not be told of yet."""
         known = self._hosts.setdefault(key, new_hosts)
         known.hosts |= new_hosts.hosts
         known.writing |= new_hosts.writing
 
     def taken(self) -> dict[Key, PendingHosts]:
-        """All that there are, which are none any more."""
+        """Take all that are there."""
         all_hosts, self._hosts = self._hosts, {}
         return all_hosts

@@ -3,8 +3,8 @@
     plane = HaproxyPlane(router, delegator, settings, haproxy, directory, host, upstreams, certificates)
     await plane.listen("0.0.0.0", 80, public=80)
 
-Where TLS is spoken HAProxy ends it for some names, and the embedded plane for all others. Ports of one app, and the
-backhaul, are the embedded plane's alone.
+On ports with TLS HAProxy ends TLS for some names, and the embedded plane for all others. The embedded plane alone
+serves ports of one app, and the backhaul.
 """
 
 from __future__ import annotations
@@ -124,26 +124,26 @@ class HaproxyPlane:
 
     @property
     def carried(self) -> frozenset[Key]:
-        """Apps and public ports whose requests HAProxy passes on by itself."""
+        """The apps and public ports whose requests HAProxy forwards by itself."""
         table = self._table.backends.values()
         return frozenset(each.key for each in table if each.hosts - each.untold[0] and each.open)
 
     @property
     def writing(self) -> frozenset[Key]:
-        """Those of them whose requests it passes on whatever their method is."""
+        """Those of `carried` whose requests it forwards whatever their method is."""
         table = self._table.backends.values()
         return frozenset(each.key for each in table if each.writing - each.untold[1] and each.open)
 
     def opened(self, public: int) -> frozenset[str]:
-        """Server names for which HAProxy ends TLS at a public port."""
+        """The server names for which HAProxy ends TLS at a public port."""
         return self._tls_names.open(public) if self._tls_names is not None and public in self._tls else frozenset()
 
     async def workers(self) -> Workers:
-        """HAProxy's processes. Raises `Unreachable`."""
+        """The processes of HAProxy. Raises `Unreachable`."""
         return await self._runtime.refresh()
 
     async def close(self) -> None:
-        """Raises nothing of HAProxy's."""
+        """Close all, whatever HAProxy says: it raises nothing."""
         if await self._reconciler.close():
             if self._haproxy.stays or self._context.retiring:
                 self._process.leave()
@@ -157,7 +157,7 @@ class HaproxyPlane:
         await self.activator.close()
 
     async def _find(self) -> None:
-        """Whether HAProxy serves already, since before this process."""
+        """Find an HAProxy that serves since before this process, and take over what it has."""
         self._process.prepare()
         pending = (*self._haproxy.plain, *self._tls)
         config = await self._process.find([*map(str, pending), *map(sniffer_of, self._tls)])
@@ -183,7 +183,7 @@ class HaproxyPlane:
             await self._tls_names.follow(self._table.backends, self._context.connections)
 
     async def _whose(self, port: int, host: str) -> Key:
-        """The app that a host belongs to. One that is gone has no name, and offers nothing."""
+        """The app that a host belongs to. An app that is gone has no name, and nothing is delegated of it."""
         try:
             route = self._context.router.find(port, host) or await self._context.router.load(port, host)
         except Refused:
@@ -217,7 +217,7 @@ class HaproxyPlane:
         return backend.key[0] if backend else "-"
 
     async def _downstream(self, host: str, port: int, public: int) -> Address:
-        """Have HAProxy listen. Raises `OSError`, `NotStarted`."""
+        """Have HAProxy listen at this address. Raises `OSError`, `NotStarted`."""
         before = self._process.config
         known = next((each for each in before.frontends if each.public == public), None) if before else None
         if known is not None and known.host == host and port in (0, known.port):
@@ -271,7 +271,8 @@ class HaproxyPlane:
         )
 
     def _times(self) -> Settings:
-        """Without the cluster's token: what HAProxy is to serve lies in a file, in its own directory."""
+        """The embedded plane's settings without the cluster's token: what HAProxy is to serve lies in a file, in its
+        own directory."""
         return msgspec.structs.replace(self._settings, token="")
 
     async def _serve(self) -> None:
@@ -284,7 +285,7 @@ class HaproxyPlane:
         self._reconciler.secured(connection, port, name, route)
 
     def hinted(self, route: Route) -> None:
-        """HAProxy does harm to answers that follow one (`ActivatorIngress`)."""
+        """HAProxy damages answers that follow an interim one (`ActivatorIngress`)."""
         self._reconciler.avoid(route.app)
 
     def handed_on(self, route: Route) -> None:

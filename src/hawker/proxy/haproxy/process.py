@@ -1,4 +1,5 @@
-"""HAProxy as a process: begun, found again, reloaded, ended. It outlives this one if that is killed."""
+"""Runs HAProxy as a process: starts it, finds it again, reloads it, ends it. It outlives this process if that is
+killed."""
 
 from __future__ import annotations
 
@@ -29,23 +30,24 @@ from hawker.proxy.haproxy.sockets import bound, copied
 from hawker.telemetry import get_logger
 
 BEGIN_S = 30.0
-"""How long it may take to begin, to begin anew, and to answer at all, on a host that is busy."""
+"""How long HAProxy may take to start, to reload, and to answer at all, on a host that is busy."""
 LOG_MOST = 1 << 20
-"""Bytes of what it says that are kept: a few lines whenever a machine comes or goes."""
+"""How many bytes of HAProxy's output are kept: it writes a few lines whenever a machine comes or goes."""
 LOOK_S = 0.01
 PATH_MOST = 90
-"""Bytes of the directory's path: the system takes 107 of a socket's, of which the name in it is one part."""
+"""The most bytes of the directory's path: the system takes 107 of a socket's, and the socket's name is a part of
+them."""
 JOINING = ((2, 6),)
 """Versions that were seen to write a field of several lines as it is (`Config.joined`)."""
 _VERSION = re.compile(r"HAProxy version (\d+)\.(\d+)")
 
 
 class NotStarted(HawkerError):
-    """HAProxy does not run, and what it said."""
+    """HAProxy does not run; the message is what it said."""
 
 
 def program(settings: HaproxySettings) -> str:
-    """Its path. Raises `Invalid` when it is missing, or too old."""
+    """The path of the program. Raises `Invalid` when it is missing, or too old."""
     found = shutil.which(settings.program) or shutil.which(settings.program, path="/usr/sbin:/usr/local/sbin")
     if found is None:
         raise Invalid(
@@ -59,20 +61,21 @@ def program(settings: HaproxySettings) -> str:
 
 
 def version(path: str) -> tuple[int, int]:
-    """Of this program; zeros: it is no HAProxy."""
+    """The version of this program; zeros: it is no HAProxy."""
     said = subprocess.run([path, "-v"], capture_output=True, text=True, check=False).stdout
     found = _VERSION.search(said)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def connections_most() -> int:
-    """Clients' connections that this process's limit of open files is enough for: each takes two, and others are."""
+    """How many clients' connections this process's limit of open files is enough for: each takes two, and others are
+    needed."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(100, min(100_000, (hard - 200) * 10 // 22)) if hard > 0 else 100_000
 
 
 Hosts = Mapping[tuple[int, bool], Mapping[str, str]]
-"""Backends by public port, whether it is for methods that change something, and host."""
+"""The backends by public port, whether it is for methods that change something, and host."""
 
 
 class Reserved:
@@ -94,7 +97,7 @@ class Reserved:
 
 
 class Process:
-    """`directory` is its own. `ended` is called when it is gone without `end`."""
+    """`directory` is HAProxy's own. `ended` is called when HAProxy is gone without `end`."""
 
     def __init__(self, settings: HaproxySettings, directory: Path, name: str, ended: Callable[[], None]) -> None:
         """Raises `Invalid`."""
@@ -109,7 +112,7 @@ class Process:
         self.joins = version(self._program) in JOINING
         self._name = name
         self._ended = ended
-        self.sockets: dict[str, socket.socket] = {}  # the activator's, by name
+        self.sockets: dict[str, socket.socket] = {}  # the activator's sockets, by name
         self._numbers: dict[str, int] = {}
         self._child: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
@@ -128,7 +131,7 @@ class Process:
             ) from None
 
     def prepare(self) -> None:
-        """Its directory, with all that does not change."""
+        """Make HAProxy's directory, with all that does not change."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o750)
         for path in (self.directory, *(self.directory / name for name in ("act", "maps", "errors", "tls"))):
             path.mkdir(exist_ok=True, mode=0o750)
@@ -138,13 +141,14 @@ class Process:
             (self.directory / "errors" / f"{status}.http").write_bytes(error_file(status, self._name))
 
     def admit(self, path: Path, mode: int) -> None:
-        """Let it into a directory, or to a socket."""
+        """Let HAProxy into a directory, or to a socket."""
         path.chmod(mode)
         if self.root:
             os.chown(path, 0, self._group)
 
     async def find(self, names: Iterable[str]) -> Config | None:
-        """One that runs already, and what it was given; None: none does. Opens the activator's sockets."""
+        """Find an HAProxy that runs already, and the configuration that it was given; None: none runs. Opens the
+        activator's sockets."""
         config = self.config = await self._found()
         for name in names:
             path = self.directory / socket_of(name)
@@ -166,7 +170,7 @@ class Process:
         try:
             config = msgspec.json.decode((self.directory / "state.json").read_bytes(), type=Config)
         except (OSError, msgspec.MsgspecError) as error:
-            # Of another Hawker: it takes nothing new, and ends with what it has.
+            # Another version of Hawker started it: it takes nothing new, and ends with what it has.
             _logger.warning("haproxy.not_led", pid=workers.master, error=str(error), cause="the proxy is opened")
             with suppress(ProcessLookupError):
                 os.kill(workers.master, signal.SIGUSR1)
@@ -175,8 +179,9 @@ class Process:
         return config
 
     async def _answering(self) -> Workers:
-        """Raises `Unreachable`: there is none. One that is only busy is waited for: beside another one it would go on
-        with what it has, at the same ports, and nobody would lead it."""
+        """Wait for the master of an HAProxy that runs. One that is only busy is waited for: beside another HAProxy it
+        would go on with what it has, at the same ports, and nobody would tell it anything. Raises `Unreachable`: there
+        is none."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + BEGIN_S
         while True:
@@ -190,11 +195,11 @@ class Process:
 
     @property
     def numbers(self) -> dict[str, int]:
-        """Of the activator's sockets in HAProxy's master, or as it will get them."""
+        """The numbers of the activator's sockets in HAProxy's master, or as it will get them."""
         return self._numbers if self._master else {name: sock.fileno() for name, sock in self.sockets.items()}
 
     async def serve(self, config: Config, hosts: Hosts) -> None:
-        """With this configuration from now on. Raises `NotStarted`."""
+        """Have HAProxy serve with this configuration from now on: start it, or reload it. Raises `NotStarted`."""
         self._write(config, hosts)
         if self._master and self.config is not None:
             await self._check()
@@ -205,7 +210,7 @@ class Process:
         os.replace(self.directory / "state.new", self.directory / "state.json")
 
     async def end(self, within_s: float) -> None:
-        """Let it take no more, and finish what it has."""
+        """End HAProxy: it takes no more, and finishes what it has."""
         if not self._master:
             return
         loop = asyncio.get_running_loop()
@@ -233,26 +238,26 @@ class Process:
             (self.directory / "state.json").unlink(missing_ok=True)
 
     async def end_found(self, within_s: float) -> None:
-        """`end` one that runs already. Raises `Unreachable` when none does."""
+        """End an HAProxy that runs already. Raises `Unreachable` when none does."""
         workers = await self.runtime.refresh()
         _logger.info("haproxy.ended", pid=workers.master, cause="the configuration has none any more")
         self._watch(workers.master)
         await self.end(within_s)
 
     def leave(self) -> None:
-        """Let it serve on without us."""
+        """Let HAProxy serve on without this process."""
         if self._pidfd >= 0:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
         self._master, self._pidfd = 0, -1
         if self._child is not None:
-            self._child.returncode = 0  # not ours to wait for any more
+            self._child.returncode = 0  # this process does not wait for it any more
             self._child = None
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
     async def _finished(self, gone: asyncio.Event) -> None:
-        """Until it has no request under way. Users' connections without one would keep it waiting."""
+        """Wait until it has no request under way. Users' connections without one would keep it waiting."""
         while not gone.is_set():
             with suppress(Unreachable):
                 if not await self.runtime.requests():
@@ -268,7 +273,7 @@ class Process:
         (self.directory / "haproxy.cfg").write_text(text(config))
         state = self.directory / "state.new"
         state.unlink(missing_ok=True)
-        descriptor = os.open(state, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # it is nothing to HAProxy
+        descriptor = os.open(state, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # HAProxy needs none of it
         with open(descriptor, "wb") as file:
             file.write(msgspec.json.encode(config))
 
@@ -336,13 +341,13 @@ class Process:
                 if now.serving not in (0, before.serving) and await self._answers(now):
                     return
             except Unreachable:
-                pass  # the master begins anew
+                pass  # the master restarts itself
             if loop.time() > deadline:
                 raise NotStarted(f"HAProxy did not take another configuration: {self._said()}")
             await asyncio.sleep(LOOK_S)
 
     async def _answers(self, now: Workers) -> bool:
-        """Whether the socket is the new worker's already."""
+        """Whether the socket belongs to the new worker already."""
         said = await ask(self.runtime.path, ["show info"])
         return f"Pid: {now.serving}\n" in said
 
@@ -359,14 +364,14 @@ class Process:
         self._ended()
 
     def _reap(self) -> None:
-        """It has ended, or nobody waits for its end any more."""
+        """HAProxy has ended, or this process does not wait for its end any more."""
         child, self._child = self._child, None
         if child is not None:
             child.kill()
             child.wait()
 
     def trim(self) -> None:
-        """Forget what it has said, if that is much."""
+        """Empty the file with HAProxy's output, if that is much."""
         log = self.directory / "log"
         with suppress(OSError):
             if log.stat().st_size > LOG_MOST:
@@ -384,7 +389,7 @@ async def end_left(settings: HaproxySettings, directory: Path, within_s: float) 
     addresses, and answer nobody."""
     if not (directory / "master.sock").exists():
         return
-    with suppress(Invalid, Unreachable, ProcessLookupError):  # where there is none any more
+    with suppress(Invalid, Unreachable, ProcessLookupError):  # there is none any more
         process = Process(settings, directory, "", lambda: None)
         await process.end_found(within_s)
 

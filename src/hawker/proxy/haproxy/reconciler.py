@@ -34,12 +34,12 @@ WITHDRAW_S = 0.25
 KEPT_S = 2.0
 """How much longer it waits if nothing is in flight, until HAProxy has closed the connections that it keeps."""
 ALL_S = 5.0
-"""How often all that is carried is looked at, whatever is said to have changed."""
+"""How often all backends are compared, whatever is said to have changed."""
 AGAIN_S = 1.0
-"""After HAProxy could not be started."""
+"""The pause after HAProxy could not be started."""
 EVERYWHERE = 5
-"""Every so many looks are at all backends, which takes HAProxy as long as thirty requests; the others, at those where
-something was in flight."""
+"""One of so many looks is at all backends, which takes HAProxy as long as thirty requests; the others are at those
+where something was in flight."""
 
 
 class Reconciler:
@@ -88,7 +88,7 @@ class Reconciler:
             self._runner = self._loop.create_task(self._run(), name="haproxy")
 
     async def close(self) -> bool:
-        """Whether it had begun. A reload is not cut off: what is said to HAProxy in the middle of one is lost."""
+        """Returns whether it had begun. A reload is not cut off: what HAProxy is told in the middle of one is lost."""
         self._ends.set()
         runner, self._runner = self._runner, None
         if runner is None:
@@ -99,14 +99,14 @@ class Reconciler:
         return True
 
     def stir(self) -> None:
-        """Something is otherwise: look at once."""
+        """Something is different: look at once."""
         self._stirred.set()
 
     # --- what is said to us ------------------------------------------------------------------------------------------
 
     def answered(self, port: int, host: str, method: bytes, route: Route) -> None:
-        """A machine has answered through the activator: the app's next requests may pass without it. Of those that
-        change something the first is always the activator's: an app hands such on from the beginning, or never."""
+        """A machine has answered through the activator: HAProxy may get the app's next requests. The first one that
+        changes something is always the activator's: an app hands such requests on from the beginning, or never."""
         key = route.app, port
         self.asked(port, host, route)
         writing = method not in SAFE
@@ -122,12 +122,12 @@ class Reconciler:
             self._stirred.set()
 
     def asked(self, port: int, name: str, route: Route) -> None:
-        """For this name: TLS may end before us the next time."""
+        """TLS was asked for with this name: HAProxy may end it the next time."""
         if self._tls_names is not None and self._tls_names.asked(port, name, route.app):
             self._stirred.set()
 
     def secured(self, connection: Connection, port: int, name: str, route: Route) -> None:
-        """The same, and here is a connection that came to us before."""
+        """TLS was asked for with this name, on this connection to the embedded plane."""
         if self._tls_names is not None and fits(route.port, name, tls=True):
             self._tls_names.early(port, name, connection)
             self.asked(port, name, route)
@@ -142,14 +142,14 @@ class Reconciler:
             self.changed(app)
 
     def changed(self, app: str) -> None:
-        """As of `Delegate`."""
+        """Does what `Delegate` says."""
         self._dirty.add(app)
         if self._tls_names is not None:
             self._tls_names.changed(app)
         self._stirred.set()
 
     async def withdraw(self, machine: str) -> bool:
-        """Whether HAProxy has no request at this machine, and gives it none any more."""
+        """Have HAProxy give this machine no more requests. Returns whether it has none there now."""
         async with self.lock:
             try:
                 having = [each for each in self._table.backends.values() if machine in each.machines]
@@ -170,7 +170,7 @@ class Reconciler:
             except Unreachable:
                 for backend in self._table.backends.values():
                     if known := backend.machines.get(machine):
-                        known.leaving = True  # who knows
+                        known.leaving = True  # nobody knows what HAProxy has done
                 return False
             finally:
                 self._stirred.set()
@@ -181,7 +181,7 @@ class Reconciler:
         looked_s = 0.0
         while True:
             with suppress(TimeoutError):
-                # A tenth of the time at most, however many apps there are.
+                # Look for a tenth of the time at most, however many apps there are.
                 pause_s = self._settings.look_s * (1 if self._busy else EVERYWHERE)
                 async with asyncio.timeout(max(pause_s, 9 * looked_s)):
                     await self._stirred.wait()
@@ -199,7 +199,7 @@ class Reconciler:
             except HawkerError as error:
                 _logger.warning("haproxy.not_followed", error=error.message, cause="HAProxy")
                 await self._pause()
-            except Exception:  # the loop goes on: without it machines that run are never stopped
+            except Exception:  # the loop goes on: without it no machine that runs is ever stopped
                 _logger.exception("haproxy.fault", cause="a fault of ours")
                 await self._pause()
 
@@ -209,7 +209,7 @@ class Reconciler:
                 await self._ends.wait()
 
     async def _look(self) -> None:
-        """At what is in flight."""
+        """Look at what is in flight."""
         if self._runtime.old:
             await self._runtime.refresh()
         if not self._busy or self._runtime.old or self._now() >= self._everywhere_at:
@@ -223,7 +223,8 @@ class Reconciler:
                 self._told(backend, usage[backend.id])
 
     async def _moving(self) -> list[Backend]:
-        """Where something is in flight, or has been since the last time, or is not as it should be."""
+        """The backends where something is in flight, or has been since the last time, or that are not as they should
+        be."""
         busy = await self._runtime.busy()
         found: list[Backend] = []
         for backend in self._table.backends.values():
@@ -248,7 +249,7 @@ class Reconciler:
             self._delegator.refused(*backend.key, name)
 
     async def _follow(self) -> None:
-        """What has changed."""
+        """Tell HAProxy what has changed."""
         if self._now() >= self._all_at:
             self._all_at = self._now() + ALL_S
             self._process.trim()
@@ -262,7 +263,7 @@ class Reconciler:
                 await self._apart(key[0], self._take(key, new_hosts))
         except HawkerError as error:
             self._dirty |= dirty
-            if isinstance(error, Unreachable):  # it may be busy
+            if isinstance(error, Unreachable):  # HAProxy may be busy
                 for key, new_hosts in pending.items():
                     self._pending.again(key, new_hosts)
             raise
@@ -270,7 +271,7 @@ class Reconciler:
             await self._tls_names.follow(self._table.backends, self._connections)
 
     async def _apart(self, app: str, reconciler: Awaitable[None]) -> None:
-        """What goes wrong with one app is its own. Raises what goes wrong with HAProxy."""
+        """Let what goes wrong with one app concern that app alone. Raises what goes wrong with HAProxy."""
         try:
             await reconciler
         except HawkerError:
@@ -316,16 +317,17 @@ class Reconciler:
         if left := [name for name in backend.left(machines) if name not in tried]:
             await self._take_out(backend, left)
             if any(name in machines and name not in backend.machines for name in left):
-                self.changed(app)  # it has moved: look at it again at once
+                self.changed(app)  # the machine has moved: look at it again at once
         if backend.leaving and not backend.machines:
             self._table.give_back(backend)
 
     async def _open(self, backend: Backend, server: Server, *, known: bool) -> None:
-        """Workers from before a reload need not be told: what they have may be where the machine was."""
+        """Open a machine. Workers from before a reload are not told: they may have it at the address where the machine
+        was."""
         problems = ["it is new"]
         if known:
             problems = await self._runtime.do(opening(backend.id, server), old=False)
-        if problems:  # or it was not given requests when HAProxy was begun anew
+        if problems:  # or HAProxy was started anew without requests for it
             problems = await self._runtime.do(adding(backend.id, server), old=False)
         machine = backend.machines[server.machine]
         machine.leaving = bool(problems)
@@ -335,9 +337,9 @@ class Reconciler:
             _logger.warning("haproxy.not_added", machine=server.machine, said=problems[0], cause="a machine has room")
 
     async def _take_out(self, backend: Backend, names: list[str]) -> None:
-        """Machines that are given no requests, once HAProxy has no connection to them. One that it keeps would be used
-        for whatever has the machine's name next, wherever that is, and one on which something is under way is kept
-        afterwards: only when HAProxy lets go of a machine, there is none of either."""
+        """Take out machines that are given no requests, once HAProxy has no connection to them. HAProxy would use a
+        connection that it keeps for whatever has the machine's name next, wherever that is, and it keeps one afterwards
+        on which something is under way: only when it removes a machine, there is neither."""
         backend_id = backend.id
         self._told(backend, (await self._runtime.usage([backend_id]))[backend_id])
         idle = [name for name in names if not backend.machines[name].now]
@@ -355,7 +357,7 @@ class Reconciler:
                 self._busy.append(backend)
 
     async def _take(self, key: Key, new_hosts: PendingHosts) -> None:
-        """Let HAProxy carry an app, or another host of one, or more of what is asked of it."""
+        """Let HAProxy carry an app, or another host of one, or more of that app's methods."""
         backend = self._table.backends.get(key)
         if backend is not None and backend.leaving:
             if key[0] not in self._avoiding:
@@ -373,7 +375,7 @@ class Reconciler:
                 try:
                     await self._serve()
                 except NotStarted:
-                    self._table.restore_kinds(before)  # it may be these that HAProxy does not take
+                    self._table.restore_kinds(before)  # it may be the new kinds that HAProxy refuses
                     raise
                 backend = self._table.take(key, delegation.service)
                 assert backend is not None  # there is room now
@@ -382,7 +384,7 @@ class Reconciler:
         assert config is not None
         hosts = ((new_hosts.hosts | new_hosts.writing) - backend.hosts) | backend.untold[0]
         writing = (new_hosts.writing - backend.writing) | backend.untold[1]
-        backend.hosts |= hosts  # when it leaves, HAProxy is to forget also those that it was perhaps told of
+        backend.hosts |= hosts  # when the backend leaves, HAProxy is to forget also hosts that it was perhaps told of
         backend.writing |= writing
         backend.untold = hosts, writing
         commands = naming(config, backend, hosts, writing=False) + naming(config, backend, writing, writing=True)
@@ -391,7 +393,7 @@ class Reconciler:
         backend.untold = NOTHING, NOTHING
 
     def _room(self, port: int, service: ServicePort) -> bool:
-        """Make twice as many backends of a kind, or a kind."""
+        """Make twice as many backends of a kind, or a new kind. False: there are as many as there may be."""
         kind = self._table.kind_of(port, service)
         more = kind.count if kind else 8
         if self._table.size + more > self._settings.backends_most:

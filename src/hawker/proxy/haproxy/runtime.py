@@ -1,7 +1,7 @@
-"""HAProxy's runtime API: lines of text over a socket in the file system (its management guide, section 9.3).
+"""Speaks HAProxy's runtime API: lines of text over a socket in the file system (its management guide, section 9.3).
 
-Commands go to all workers that still serve: after a reload the old ones answer what they have taken, and must hear,
-too, that a machine gets no more requests.
+Commands go to all worker processes that still serve: after a reload the old ones answer what they have taken, and must
+hear, too, that a machine gets no more requests.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ ASK_S = 5.0
 NOWHERE = 1
 """A port where nobody listens."""
 BATCH = 64
-"""Commands that are sent at a time: a line is 16 KiB at most."""
+"""How many commands are sent at a time: a line is 16 KiB at most."""
 _FINE = ("", "New server registered.", "Server deleted.")
 _GONE = ("Server deleted.", "No such server.")
 _ADDRESS = ("no need to change ", "IP changed from ", "port changed from ")
-"""How it begins to say which address a server has now."""
+"""How HAProxy begins to say which address a server has now."""
 
 
 CLASSES = ("1xx", "2xx", "3xx", "4xx", "5xx")
-"""Of statuses."""
+"""The classes of statuses that HAProxy counts."""
 INTERIM = CLASSES.index("1xx")
-"""Where interim answers are counted: none switches protocols, that is the activator's."""
+"""The place of interim answers in `CLASSES`: none of them switches protocols, which is the activator's."""
 
 
 class Workers(msgspec.Struct, frozen=True):
-    """The process that looks after the others, and those that serve. `old` are still busy from before a reload."""
+    """The master process, and those that serve. `old` are still busy from before a reload."""
 
     master: int
     serving: int = 0
@@ -41,8 +41,9 @@ class Workers(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a machine in a backend has: requests `now` (waiting ones among them), and all there ever were; `slots` for
-    them. `up`: it has refused no connection; `taken`: it is given requests. `answers`: of each of `CLASSES`."""
+    """What a machine in a backend has: `now` counts its requests (waiting ones among them), `total` all there ever
+    were; `slots` are for them. `up`: it has refused no connection; `taken`: it is given requests. `answers`: how many
+    of each of `CLASSES`."""
 
     now: int
     total: int
@@ -53,13 +54,13 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def ask(path: str, commands: Sequence[str]) -> str:
-    """What is answered, as one text. Raises `Unreachable`."""
+    """Send commands. Returns the answer as one text. Raises `Unreachable`."""
     try:
         async with asyncio.timeout(ASK_S):
             reader, writer = await asyncio.open_unix_connection(path, limit=1 << 24)
             try:
                 writer.write((";".join(commands) + "\n").encode())
-                writer.write_eof()  # the master waits for that
+                writer.write_eof()  # the master waits for the end of what is sent
                 await writer.drain()
                 return (await reader.read(-1)).decode("utf-8", "replace")
             finally:
@@ -86,7 +87,7 @@ async def workers(master: str) -> Workers:
 
 
 class Runtime:
-    """Of one HAProxy. `directory` has its sockets. `old` are workers from before a reload."""
+    """The runtime API of one HAProxy. `directory` has its sockets. `old` are workers from before a reload."""
 
     def __init__(self, directory: str) -> None:
         self.path = f"{directory}/stats.sock"
@@ -94,8 +95,8 @@ class Runtime:
         self.old: tuple[int, ...] = ()
 
     async def do(self, commands: Sequence[str], *, old: bool = True) -> list[str]:
-        """Returns what was wrong, of the worker that serves. `old`: those from before a reload are told, too. Raises
-        `Unreachable`."""
+        """Send commands. Returns what was wrong, in the worker that serves. `old`: those from before a reload are told,
+        too. Raises `Unreachable`."""
         problems: list[str] = []
         for at in range(0, len(commands), BATCH):
             some = commands[at : at + BATCH]
@@ -107,8 +108,8 @@ class Runtime:
         return problems
 
     async def remove(self, backend: str, machines: Sequence[str]) -> list[str]:
-        """Take machines out of a backend that get no requests: those to which HAProxy has no connection any more, nor
-        one that it keeps. Returns those that are out. Raises `Unreachable`."""
+        """Remove machines from a backend that get no requests: those to which HAProxy has no connection any more, nor
+        keeps one. Returns those that are removed. Raises `Unreachable`."""
         gone: list[str] = []
         await self.do([line for name in machines for line in closing(backend, name)])
         for at in range(0, len(machines), BATCH):
@@ -127,7 +128,7 @@ class Runtime:
         return found
 
     async def requests(self) -> int:
-        """Under way, in all workers. Raises `Unreachable`."""
+        """How many requests are under way, in all workers. Raises `Unreachable`."""
         found = await self.refresh()
         count = 0
         for pid in (found.serving, *found.old):
@@ -137,7 +138,8 @@ class Runtime:
         return count
 
     async def busy(self) -> dict[str, tuple[int, int, int]]:
-        """Of each backend: requests now, all there ever were, machines that take some; of the worker that serves."""
+        """Counts of each backend: requests now, all there ever were, machines that take some; of the worker that
+        serves."""
         found: dict[str, tuple[int, int, int]] = {}
         queued = now = total = machines = 0
         for line in (await ask(self.path, ["show stat -1 2 -1"])).splitlines():
@@ -150,7 +152,7 @@ class Runtime:
         return found
 
     async def usage(self, backends: Iterable[str]) -> dict[str, dict[str, Usage]]:
-        """Of each backend's machines by id, of all workers together."""
+        """What the machines of each backend have, by id, of all workers together."""
         wanted = list(backends)
         commands = [f"show stat {name} 4 -1" for name in wanted]
         found: dict[str, dict[str, Usage]] = {name: {} for name in wanted}
@@ -164,8 +166,8 @@ class Runtime:
         return found
 
     async def handshakes(self, frontend: str) -> tuple[int, int]:
-        """Of TLS, those that succeeded and connections that came to none, of the worker that serves; what is under way
-        counts among the latter."""
+        """Handshakes of TLS that succeeded, and connections that came to none, of the worker that serves; what is under
+        way counts among the latter."""
         for line in (await ask(self.path, [f"show stat {frontend} 1 -1"])).splitlines():
             if line.startswith("# "):
                 total, sessions, shaken = map(line[2:].split(",").index, ("conn_tot", "stot", "ssl_sess"))
@@ -175,12 +177,12 @@ class Runtime:
         return 0, 0
 
     async def map(self, path: str) -> dict[str, str]:
-        """Backends by host."""
+        """The backends of a map, by host."""
         said = (await ask(self.path, [f"show map {path}"])).splitlines()
         return {parts[1]: parts[2] for line in said if len(parts := line.split()) == 3}
 
     async def addresses(self) -> dict[str, dict[str, tuple[str, int]]]:
-        """Of each backend's machines by id, also of those that get nothing."""
+        """The addresses of each backend's machines, by id, also of those that get nothing."""
         found: dict[str, dict[str, tuple[str, int]]] = {}
         for line in (await ask(self.path, ["show servers state"])).splitlines():
             parts = line.split()
@@ -196,7 +198,8 @@ def adding(backend: str, server: Server) -> list[str]:
 
 
 def opening(backend: str, server: Server) -> list[str]:
-    """That give requests to one that is there, at this very address. HAProxy would keep connections to another one."""
+    """Commands that give requests to a machine that is in a backend, at this very address. With another address HAProxy
+    would keep connections to the old one."""
     at = f"{backend}/{server.machine}"
     return [
         f"set maxconn server {at} {server.slots}",
@@ -206,13 +209,13 @@ def opening(backend: str, server: Server) -> list[str]:
 
 
 def closing(backend: str, machine: str) -> list[str]:
-    """That give it none any more; those under way go on."""
+    """Commands that give a machine no more requests; those under way go on."""
     return [f"set server {backend}/{machine} state maint"]
 
 
 def emptying(backend: str, machine: str) -> list[str]:
-    """That have one without requests lose the connections that HAProxy keeps. It does so when an address changes; as
-    long as it has this one, nothing may be sent there."""
+    """Commands by which a machine without requests loses the connections that HAProxy keeps to it. HAProxy drops them
+    when an address changes; as long as it has this address, nothing may be sent there."""
     return [f"set server {backend}/{machine} addr 127.0.0.1 port {NOWHERE}"]
 
 
@@ -243,7 +246,7 @@ def _add(found: dict[str, dict[str, Usage]], row: dict[str, str]) -> None:
 
 
 def _rows(text: str) -> list[dict[str, str]]:
-    """CSV, with a line of names before it; no field of those that are read has a comma or quotes."""
+    """Read CSV that has a line of names before it; no field that is read has a comma or quotes."""
     rows: list[dict[str, str]] = []
     names: list[str] = []
     for line in text.splitlines():

@@ -1,7 +1,7 @@
-"""The sockets where the activator takes connections. HAProxy holds them, too, so that they outlive a leader.
+"""Makes the sockets where the activator takes connections. HAProxy holds them, too, so that they outlive this process.
 
 HAProxy's master inherits them and keeps them open over reloads. While there is nobody to accept, connections wait in
-them; whoever leads HAProxy next takes a copy out of the master (pidfd_getfd, Linux 5.6).
+them. The process that steers HAProxy next takes a copy out of the master (pidfd_getfd, Linux 5.6).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PIDFD_GETFD = 438  # the same on all architectures
 
 
 def bound(path: Path) -> socket.socket:
-    """A socket that listens there, whatever was there before. There is never none at the path."""
+    """A socket that listens at this path, whatever was there before. The path is never without one."""
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
     sock = socket.socket(socket.AF_UNIX)
@@ -32,7 +32,7 @@ def bound(path: Path) -> socket.socket:
 
 
 def copied(pidfd: int, number: int, path: Path) -> socket.socket | None:
-    """The one that a process has under this number, None: it may not be had, or is another."""
+    """The socket that a process has under this number; None: it may not be had, or is another."""
     libc = ctypes.CDLL(None, use_errno=True)
     found = libc.syscall(_PIDFD_GETFD, pidfd, number, 0)
     if found < 0:

@@ -1,10 +1,10 @@
-"""What HAProxy's configuration has for a public port with TLS. Pure.
+"""Writes what HAProxy's configuration has for a public port with TLS. Pure.
 
     user --> t443: the name in the hello --> p443: TLS ends, and requests are as on any port
                                          --> g443: the embedded plane gets the connection, with every byte of it
 
-The names that TLS ends for are in a map, and so are the certificates in a list: both change while HAProxy runs. A name
-that is not there, no name, no TLS: that is for the embedded plane to look at, which is told by the PROXY protocol whose
+The names that TLS ends for are in a map, and the certificates in a list: both change while HAProxy runs. The embedded
+plane looks at connections without TLS, without a name, or with another name; the PROXY protocol tells it whose
 connection it is.
 """
 
@@ -17,16 +17,16 @@ from hawker.proxy.embedded.settings import Settings
 ALPN = "h2,http/1.1"
 CURVES = "X25519:P-256:P-384"
 LONG = "24d"
-"""As long as HAProxy's clock goes: who carries the connection behind ends it."""
+"""The longest time of HAProxy's clock: whoever carries the connection behind it ends it."""
 
 
 def socket_of(public: int) -> str:
-    """Where connections come for which HAProxy itself ends TLS, below the directory."""
+    """The socket, below the directory, for connections whose TLS HAProxy itself ends."""
     return f"tls/{public}.sock"
 
 
 def sniffer_of(public: int) -> str:
-    """The name of the embedded plane's socket for the others."""
+    """The name of the embedded plane's socket for the other connections."""
     return f"{public}g"
 
 
@@ -41,7 +41,7 @@ def list_of(directory: str) -> str:
 
 
 def bytes_only(times: Settings) -> list[str]:
-    """What the ways of bytes have in common."""
+    """What the backends of bytes have in common."""
     ending = f"{round(times.idle_timeout_s * 1000)}ms"
     return [
         "defaults bytes",
@@ -53,23 +53,23 @@ def bytes_only(times: Settings) -> list[str]:
 
 
 def first(public: int, bind: str, directory: str, most: int, times: Settings, before: list[str]) -> list[str]:
-    """The frontend where users come. `before`: what is done with a connection first."""
+    """The frontend where users come. `before`: the rules for a new connection."""
     return [
         f"frontend t{public} from bytes",
         bind,
-        f"maxconn {most}",  # each comes a second time: behind, there must be room for all that are let in here
+        f"maxconn {most}",  # each comes a second time, and must find room behind
         *before,
         f"tcp-request inspect-delay {round(times.head_timeout_s * 1000)}ms",
         "tcp-request content accept if !{ req.payload(0,1) -m bin 16 }",  # no handshake
         "tcp-request content accept if { req.ssl_hello_type 1 }",
-        "tcp-request content reject if { req.len lt 1 }",  # it has said nothing in all the time
+        "tcp-request content reject if { req.len lt 1 }",  # the client has said nothing in all that time
         f"use_backend l{public} if {{ req.ssl_sni,lower,map_str({names_of(directory, public)}) -m found }}",
         f"default_backend g{public}",
     ]
 
 
 def backends(public: int, own: str, sniffer: str) -> list[list[str]]:
-    """The ways from there: to this HAProxy again, and to the embedded plane, which is waited for."""
+    """The backends of that frontend: this HAProxy again, and the embedded plane, which is waited for."""
     return [
         [f"backend l{public} from bytes", f"server us unix@{own} send-proxy-v2"],
         [
@@ -82,7 +82,7 @@ def backends(public: int, own: str, sniffer: str) -> list[list[str]]:
 
 
 def bind(public: int, directory: str, owner: str) -> str:
-    """Where TLS ends. `owner`: whom HAProxy serves as, "" for who starts it."""
+    """The bind line where TLS ends. `owner`: the user that HAProxy serves as, "" for who starts it."""
     return (
         f"bind unix@{directory}/{socket_of(public)} mode 600{f' user {owner}' if owner else ''} backlog 4096 "
         f"accept-proxy ssl crt-list {list_of(directory)} strict-sni alpn {ALPN} "
@@ -91,8 +91,8 @@ def bind(public: int, directory: str, owner: str) -> str:
 
 
 def session(public: int, directory: str) -> list[str]:
-    """What is known of a connection once TLS has begun. The name is as the map has it, so it says nothing else to
-    whoever reads it in a field."""
+    """Rules that note what is known of a connection once TLS has begun. The name is as the map has it, so that in a
+    field nobody can read it as something else."""
     return [
         f"tcp-request session set-var(sess.name) ssl_fc_sni,lower,map_str({names_of(directory, public)})",
         "tcp-request session reject unless { var(sess.name) -m found }",
@@ -104,8 +104,8 @@ def session(public: int, directory: str) -> list[str]:
 
 
 def choosing(public: int) -> list[str]:
-    """What must be so of a request beside what must be on any port. Targets of HTTP/2 are whole URLs to HAProxy, and
-    those of unknown schemes to machines, too."""
+    """Conditions of a request beside those on any port. Targets of HTTP/2 are whole URLs to HAProxy, and those of
+    unknown schemes are so to machines, too."""
     return [
         "acl two var(sess.http) -m str 2",
         f"use_backend a{public} unless {{ url_beg / }} !two or {{ url_beg https:// http:// }} two",
@@ -115,12 +115,12 @@ def choosing(public: int) -> list[str]:
 
 
 def of_kind(idle: str) -> list[str]:
-    """Rules for requests. Over HTTP/2 no field says that there is a body, if it says nothing of its length."""
+    """Rules for requests. Over HTTP/2 no field says that there is a body, if the body says nothing of its length."""
     return [f"http-request wait-for-body time {idle} at-least 1 if {{ var(sess.http) -m str 2 }}"]
 
 
 def of_backend() -> list[str]:
-    """Which machine: none, for a body of unknown length."""
+    """The rule that a body of unknown length goes to no machine."""
     return ["use-server act if { req.body_size gt 0 } !{ req.fhdr(content-length) -m found }"]
 
 

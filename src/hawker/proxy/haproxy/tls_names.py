@@ -1,4 +1,5 @@
-"""The server names for which HAProxy ends TLS: those that were asked for, whose apps want no more than it can do.
+"""Keeps the server names for which HAProxy ends TLS: those that were asked for, and whose apps want no more than it can
+do.
 
 A name is opened after the embedded plane has ended TLS for it once: by then its app is known, and its certificate is
 there. It is closed when its app wants something else, its certificate goes, or nobody asks for it any more.
@@ -27,13 +28,13 @@ UNUSED_S = 600.0
 """How long a name stays open that nobody asks for."""
 SWEEP_S = 5.0
 NAMES_MOST = 100_000
-"""That are asked for at a time, and not open yet."""
+"""How many names may be asked for at a time, and not open yet."""
 _NAME = re.compile(r"(?=.{1,253}$)[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?")
 _CHOSEN = re.compile(r"(?:\*\.)?[a-z0-9_.-]+")
 
 
 class Name:
-    """An open one. `file` has its certificate."""
+    """A name that is open. `file` has its certificate."""
 
     __slots__ = ("app", "file", "used_at")
 
@@ -44,7 +45,7 @@ class Name:
 
 
 class TlsNames:
-    """Of the public ports `ports`. All that says something to HAProxy raises `Unreachable`."""
+    """The names of the public ports `ports`. All that tells HAProxy something raises `Unreachable`."""
 
     def __init__(
         self,
@@ -80,7 +81,8 @@ class TlsNames:
     # --- what is said of them ----------------------------------------------------------------------------------------
 
     def asked(self, port: int, name: str, app: str) -> bool:
-        """By somebody whose request, or whose connection, came to the embedded plane. Whether that is news."""
+        """Somebody asked for this name whose request, or whose connection, came to the embedded plane. Returns whether
+        that is news."""
         if port not in self._open:
             return False
         known = self._open[port].get(name)
@@ -88,7 +90,7 @@ class TlsNames:
             known.used_at = self._now()
             if known.app == app:
                 return False
-            self._dirty.add(known.app)  # it has gone to another one
+            self._dirty.add(known.app)  # the name has gone to another app
             return True
         if (port, name) in self._asked or len(self._asked) >= NAMES_MOST or _NAME.fullmatch(name) is None:
             return False
@@ -96,7 +98,7 @@ class TlsNames:
         return True
 
     def early(self, port: int, name: str, connection: Connection) -> None:
-        """A connection that the embedded plane has: its user may as well have one of HAProxy's."""
+        """The embedded plane has this connection: its user may as well have one of HAProxy's."""
         if port in self._open:
             self._early.setdefault((port, name), []).append(connection)
 
@@ -106,7 +108,7 @@ class TlsNames:
     # --- what follows ------------------------------------------------------------------------------------------------
 
     async def adopt(self, whose: Callable[[int, str], Awaitable[Carried]]) -> None:
-        """What an HAProxy has that serves already."""
+        """Take over what an HAProxy has that serves already."""
         await self.keyring.adopt()
         now = self._now()
         for port in self.ports:
@@ -117,8 +119,8 @@ class TlsNames:
                 self._open[port][name] = Name(app, "", now)
 
     async def follow(self, carried: Container[Carried], alive: Container[Connection]) -> None:
-        """What has changed. `carried` are apps' ports that HAProxy passes requests on for, `alive` the connections that
-        the embedded plane has."""
+        """Tell HAProxy what has changed. `carried` are apps' ports whose requests HAProxy forwards, `alive` the
+        connections that the embedded plane has."""
         version = self._certificates.version
         if self._asked or self._dirty or version != self._version or self._now() >= self._sweep_at:
             dirty, asked = set(self._dirty), dict(self._asked)
@@ -177,7 +179,7 @@ class TlsNames:
                 self._open[port][name] = Name(app, file, now)
 
     def _file(self, name: str) -> str:
-        """Where HAProxy has its certificate, "": there is none for it."""
+        """The file in which HAProxy has the name's certificate, "": there is none for it."""
         certificate = self._certificates.named(name)
         return "" if certificate is None else self._made(certificate)[0]
 
@@ -187,7 +189,7 @@ class TlsNames:
         return self._made(certificate)[1]
 
     def _made(self, certificate: Certificate) -> tuple[str, Key]:
-        """Once for each, as long as it is chosen for the same names; there are thousands."""
+        """The key of a certificate, read once as long as it is chosen for the same names; there are thousands."""
         chosen = self._certificates.chosen(certificate)
         known = self._keys.get(certificate)
         if known is None or known[0] is not chosen:
@@ -196,11 +198,12 @@ class TlsNames:
         return known[1], known[2]
 
     async def _count(self) -> None:
-        """Handshakes. One that is under way looks as if it had failed, so failures are those of the last time, too."""
+        """Count handshakes. One that is under way looks as if it had failed, so failures are counted as they were the
+        last time."""
         for port in self.ports:
             shaken, failed, failing = self._counted[port]
             shaken_now, failing_now = await self._runtime.handshakes(f"p{port}")
-            if shaken_now < shaken or failing_now < failed:  # another worker counts anew
+            if shaken_now < shaken or failing_now < failed:  # another worker begins to count at zero
                 shaken = failed = 0
             failed_now = max(failed, min(failing, failing_now))
             all_shaken, all_failed = self._counters.handshakes_before
@@ -212,12 +215,12 @@ class TlsNames:
         return delegation is not None and carries(delegation.service, tls=True)
 
     async def _close(self, port: int, name: str) -> None:
-        """Its next connections are the embedded plane's."""
+        """Close a name: the embedded plane gets its next connections."""
         await self._runtime.do([f"del map {names_of(self._directory, port)} {name}"])
         del self._open[port][name]
 
     def write(self) -> None:
-        """What an HAProxy begins with."""
+        """Write what an HAProxy starts with."""
         for port, names in self._open.items():
             held = self.keyring.held
             lines = [
@@ -228,5 +231,5 @@ class TlsNames:
 
 
 def file_of(certificate: Certificate) -> str:
-    """Where a certificate is from says it, but in letters of any kind."""
+    """A file's name for a certificate: where it is from, in letters that are allowed."""
     return f"{hashlib.sha256(certificate.name.encode()).hexdigest()[:32]}.pem"
