@@ -23,6 +23,11 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def test_every_page_is_one_step_from_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert [page.name for page in DOCS.glob("*.md") if f"(docs/{page.name})" not in readme] == []
+
+
 def test_links_to_headings_name_one_that_is_there() -> None:
     """As GitHub names them: lower case, without punctuation, with dashes for spaces."""
     broken = []
