@@ -3,6 +3,8 @@ the disk there. Three round trips and three commits are what the market needs; a
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -11,13 +13,15 @@ import pytest
 from msgspec.structs import replace
 from tests.broker.test_batches import ASKED_MOST, linked
 from tests.kit.counting import counting_syncs
-from tests.kit.sim_worker import a_worker, machine_config, order
+from tests.kit.sim_worker import APP, REGION, a_worker, machine_config, order
 
-from hawker.broker.fleet import Fleet
+from hawker.broker.fleet import BATCH_MAX, Fleet
 from hawker.broker.orders import Orders, Wanted
 from hawker.core.ranking import SpreadPolicy
 from hawker.errors import NoCapacity, Unreachable
 from hawker.model.config import check_config
+from hawker.model.guest import Resources
+from hawker.model.market import Ask, ConfirmOrder, Reservation
 from hawker.telemetry import Metrics
 
 MESSAGES = ["/v1/market/offers", "/v1/market/reserve", "/v1/market/confirm"]
@@ -60,3 +64,28 @@ async def test_an_order_takes_three_messages_and_a_commit_for_each_thing_that_is
             assert cost == Cost(MESSAGES, commits, syncs=commits), "each commit waits for the disk once"
             return
     raise AssertionError("it never had the time")
+
+
+async def test_orders_that_come_at_once_share_each_of_the_three_messages(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """As many as a message holds; twice as many take two."""
+    for _ in range(ASKED_MOST):
+        with suppress(NoCapacity, Unreachable):
+            paths = await messages_of(2 * BATCH_MAX, tmp_path_factory.mktemp("worker"))
+            assert Counter(paths) == dict.fromkeys(MESSAGES, 2)
+            return
+    raise AssertionError("it never had the time")
+
+
+async def messages_of(orders: int, directory: Path) -> list[str]:
+    """Offers, reservations and confirmations, each asked for at once for all."""
+    async with a_worker(directory, sweeping=False) as worker, linked(worker) as (link, app):
+        names = [f"order-{number}" for number in range(orders)]
+        ask = Ask(app=APP.name, region=REGION, image="host", resources=Resources(cpus_shared=1))
+        await asyncio.gather(*(link.send(ask) for _ in names))
+        held = await asyncio.gather(*(link.send(order(name, skip_launch=True)) for name in names))
+        assert {type(answer) for answer in held} == {Reservation}
+        confirmed = await asyncio.gather(*(link.send(ConfirmOrder(key=name, app=APP)) for name in names))
+        assert {answer.status for answer in confirmed} == {200}
+        return app.paths
