@@ -13,10 +13,10 @@ from hawker.broker.api import Broker
 from hawker.broker.apps import Apps, KnownApp
 from hawker.broker.directory import Directory
 from hawker.broker.fleet import Fleet, PeerError, WorkerLink
+from hawker.broker.order_errors import no_capacity
 from hawker.broker.orders import Wanted
-from hawker.broker.passing import Passing
-from hawker.broker.replacing import Replacing
-from hawker.broker.unfilled import no_capacity
+from hawker.broker.relay import Relay
+from hawker.broker.replacement import Replacement
 from hawker.catalog.gossip.replica import Replica
 from hawker.client.connection import PeerUnreachable, Response
 from hawker.core.ranking import SpreadPolicy
@@ -87,7 +87,7 @@ async def test_a_machine_is_not_replaced_whose_worker_the_broker_does_not_know_y
     seen = Seen(worker="ord-1", app="web", name="a", region="ord", generation=1)
     wanted = wanting(replaces=MACHINE)
     with pytest.raises(Unreachable, match=f"machine {MACHINE} is on ord-1, which this broker does not know"):
-        await Replacing(fleet_of(two=Says(seen))).resolve(wanted, named=False, placed=False)
+        await Replacement(fleet_of(two=Says(seen))).resolve(wanted, named=False, placed=False)
 
 
 FULL = PeerError(Response(507, {}, b'{"error": "the disk is full"}'))
@@ -162,17 +162,17 @@ class Has(Says):
 async def test_a_call_finds_the_worker_that_a_machine_was_ordered_anew_on(first: Response | HawkerError) -> None:
     """Also a broker that remembers the one before, which may be away for ever."""
     fleet = fleet_of(one=Has("one", 1, first), two=Has("two", 2, Response(200, {}, b"{}")))
-    passing = Passing(fleet)
-    passing.remember(MACHINE, "one")
-    assert (await passing.machine_call(ShowMachine, a_get())).status_code == 200
-    assert (await passing.locate(MACHINE)).name == "two"
+    relay = Relay(fleet)
+    relay.remember(MACHINE, "one")
+    assert (await relay.machine_call(ShowMachine, a_get())).status_code == 200
+    assert (await relay.locate(MACHINE)).name == "two"
 
 
 async def test_a_machine_whose_only_worker_is_away_is_unreachable() -> None:
-    passing = Passing(fleet_of(one=Has("one", 1, SILENT), two=Says(PeerError(Response(404, {}, b"{}")))))
-    passing.remember(MACHINE, "one")
+    relay = Relay(fleet_of(one=Has("one", 1, SILENT), two=Says(PeerError(Response(404, {}, b"{}")))))
+    relay.remember(MACHINE, "one")
     with pytest.raises(Unreachable):
-        await passing.machine_call(ShowMachine, a_get())
+        await relay.machine_call(ShowMachine, a_get())
 
 
 def a_get() -> Call:

@@ -13,7 +13,7 @@ from tests.client.servers import Call as ServerCall
 from tests.client.servers import serving
 
 from hawker.broker.fleet import Fleet, WorkerAddress
-from hawker.broker.passing import Passing
+from hawker.broker.relay import Relay
 from hawker.errors import Misdirected, NotFound, Unreachable
 from hawker.http.call import Call
 from hawker.model.machine_calls import FollowLogs
@@ -30,7 +30,7 @@ def followed() -> Call:
 
 
 @asynccontextmanager
-async def workers(old_status: str, *, moved: bool = True) -> AsyncIterator[tuple[Passing, Fleet]]:
+async def workers(old_status: str, *, moved: bool = True) -> AsyncIterator[tuple[Relay, Fleet]]:
     """`old`, which the broker believes to have a machine and which answers its calls with this status, and `new`, which
     has it if it was moved."""
 
@@ -52,25 +52,25 @@ async def workers(old_status: str, *, moved: bool = True) -> AsyncIterator[tuple
         fleet = Fleet(
             [WorkerAddress(name=n, region="ord", host="127.0.0.1", port=port) for n, port in places.items()], "token"
         )
-        passing = Passing(fleet)
-        passing.remember(MACHINE, "old")
-        yield passing, fleet
+        relay = Relay(fleet)
+        relay.remember(MACHINE, "old")
+        yield relay, fleet
         assert [link.peer.statistics().streams for link in fleet.links.values()] == [0, 0]
         await fleet.close()
 
 
 @pytest.mark.parametrize("status", ["404 Not Found", f"{Misdirected.status} Misdirected"])
 async def test_a_followed_log_finds_the_worker_that_a_machine_was_ordered_anew_on(status: str) -> None:
-    async with workers(status) as (passing, fleet):
-        response = await passing.machine_call(FollowLogs, followed())
+    async with workers(status) as (relay, fleet):
+        response = await relay.machine_call(FollowLogs, followed())
         assert isinstance(response, StreamingResponse)
         assert b"".join([cast(bytes, piece) async for piece in response.body_iterator]) == LINES
-        assert await passing.locate(MACHINE) is fleet.links["new"]
+        assert await relay.locate(MACHINE) is fleet.links["new"]
 
 
 async def test_an_error_in_the_place_of_a_followed_log_is_passed_on_whole() -> None:
-    async with workers("404 Not Found", moved=False) as (passing, _):
-        response = await passing.machine_call(FollowLogs, followed())
+    async with workers("404 Not Found", moved=False) as (relay, _):
+        response = await relay.machine_call(FollowLogs, followed())
         assert (response.status_code, response.body) == (404, b'{"error": "not here"}')
         with pytest.raises((NotFound, Unreachable)):
-            await passing.locate(MACHINE)
+            await relay.locate(MACHINE)

@@ -1,6 +1,6 @@
 """The broker's handlers of the public API: orders, lists over all workers, apps, the platform.
 
-What belongs to one machine is passed on to its worker (`hawker.broker.passing`).
+What belongs to one machine is passed on to its worker (`hawker.broker.relay`).
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from msgspec.structs import asdict
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from hawker.broker.app_deletion import destroy_all
 from hawker.broker.apps import Apps
-from hawker.broker.deleting import destroy_all
 from hawker.broker.directory import Directory
 from hawker.broker.fleet import Fleet, PeerError, ask_each, gather_named, unreachable
-from hawker.broker.hints import ImageHints
+from hawker.broker.image_hints import ImageHints
 from hawker.broker.images import ImageRelay
-from hawker.broker.names import machine_name
+from hawker.broker.machine_names import machine_name
 from hawker.broker.orders import Orders, Wanted
-from hawker.broker.passing import Passing, answer, by, query_of, target_of
-from hawker.broker.replacing import Replacing
+from hawker.broker.relay import Relay, answer, by, query_of, target_of
+from hawker.broker.replacement import Replacement
 from hawker.catalog.read.api import CATALOG_CALLS, CatalogApi, check_sql, health, no_catalog
 from hawker.core.ranking import Policy
 from hawker.errors import Conflict, Invalid, NameTaken, NotBuilt, NotFound, Refused, Unreachable
@@ -78,10 +78,10 @@ class Broker:
         self._apps = Apps(fleet, host, directory)
         self._orders = Orders(fleet, host, policy, metrics, self._apps, ImageHints(directory))
         self._directory = directory
-        self._passing = Passing(fleet, directory)
-        self._images = ImageRelay(fleet, self._passing, host, policy)
+        self._relay = Relay(fleet, directory)
+        self._images = ImageRelay(fleet, self._relay, host, policy)
         self._reading = reading
-        self._replacing = Replacing(fleet)
+        self._replacing = Replacement(fleet)
 
     def app(self, tokens: Tokens, routes: Mapping[tuple[str, str], Handler] | None = None) -> ASGIApp:
         """The ASGI application: the whole public API, and `routes` for agents."""
@@ -103,7 +103,7 @@ class Broker:
             on(calls.RunSql, self.sql),
             *(route for route in catalog if route.kind is not calls.RunSql),
             *image_routes(self._images),
-            *self._passing.routes(),
+            *self._relay.routes(),
             *(on(kind, partial(self._empty, empty(kind))) for kind in UNBUILT_CALLS),
             unread(ShowHealth, self.health),
             unread(ShowOpenApi, self.openapi),
@@ -160,7 +160,7 @@ class Broker:
             self._refuse_taken(body.app_name, body.name)
         fill = await self._orders.place(wanted)
         if wanted.order.machine:
-            self._passing.remember(wanted.order.machine, fill.worker)
+            self._relay.remember(wanted.order.machine, fill.worker)
         response = Response(fill.machine, media_type="application/json")
         if fill.timings_ms:
             timing = ", ".join(f"{name};dur={ms:g}" for name, ms in fill.timings_ms.items())
@@ -243,7 +243,7 @@ class Broker:
 
     async def _article(self, call: Call, machine: str) -> Any:
         """The article's paths: a machine by its id alone. Asked of its worker under the full path."""
-        link = await self._passing.locate(machine)
+        link = await self._relay.locate(machine)
         where = await link.send(LocateMachine(machine_id=machine))
         headers = by(call)
         if call.nonce:

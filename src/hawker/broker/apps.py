@@ -43,7 +43,8 @@ class Apps:
         self._written: OrderedDict[str, AppRow] = OrderedDict()  # by this broker, and perhaps not in its catalog yet
 
     def known(self, name: str) -> AppRow | None:
-        """What the catalog has of an app, or this broker wrote a moment ago, which may be that it was deleted."""
+        """The app's row in the catalog, or the newer one that this broker has just written. It may say that the app was
+        deleted."""
         if self._directory is None:
             return None
         shown, written = self._directory.app(name), self._written.get(name)
@@ -120,8 +121,8 @@ class Apps:
             _logger.warning("app.not_told", app=row.name, worker=worker, error=refusal.message, cause="app created")
 
     async def delete(self, app: KnownApp) -> None:
-        """Leave a tombstone. With the catalog one worker that takes it is enough; with a fixed list all must: one that
-        does not would keep the app. Raises `Unreachable`, and what a worker said that could not take it."""
+        """Leave a tombstone. With the catalog it is enough that one worker takes it; with a fixed list all must, since
+        one that does not would keep the app. Raises `Unreachable`, and the error of a worker that refuses."""
         row = replace(app.row, deleted=True, stamp_ms=max(app.row.stamp_ms + 1, self._host.now_ms()))
         answers, errors = await self._fleet.ask_all(KeepApp(app=row))
         silent = unreachable(errors)

@@ -79,7 +79,7 @@ class Claims:
         return Claimed.ours if claim and claim.order == order else Claimed.theirs
 
     async def _found(self, claim_id: str, without: str) -> ClaimRow | None:
-        """The claim in force. The arbiter must answer; of those before it one that is gone took its claims along."""
+        """The claim in force. The arbiter must answer. An earlier arbiter that is gone has taken its claims along."""
         first, *others = self._arbiters(claim_id, without)
         request = ClaimKey(id=claim_id)
         if claim := await first.send(request):
@@ -88,7 +88,8 @@ class Claims:
         return next(filter(None, answers.values()), None)
 
     def _arbiters(self, claim_id: str, without: str) -> list[WorkerLink]:
-        """The arbiter, and those who were it before as many workers joined. Raises `Unreachable` with no worker."""
+        """The arbiter, then the workers that were the arbiter before others joined. Raises `Unreachable` when no worker
+        is known."""
         settled = self._fleet.settled(self._host.now_ms())
         names = rendezvous.ranked(claim_id, [name for name in settled if name != without])
         if not names:
@@ -97,5 +98,5 @@ class Claims:
 
 
 def claim_key(owner: str, app: str, key: str) -> str:
-    """Keys belong to an owner and an app: another one's key of the same text is another key."""
+    """A key belongs to an owner and an app. The same text from another owner, or for another app, is another key."""
     return blake2b("\0".join((owner, app, key)).encode(), digest_size=16).hexdigest()

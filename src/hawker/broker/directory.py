@@ -1,4 +1,4 @@
-"""Which workers there are, and which apps, as the catalog has it: a broker's hints.
+"""What the catalog tells a broker of workers, apps and images. It is a hint: the workers decide.
 
 The fleet follows the catalog's directory of workers; a row says where a worker listens, never what it has. An app's
 row may be older than its worker's own, so what is not here is asked for.
@@ -17,12 +17,11 @@ from hawker.host import clock_s
 from hawker.model.rows import AppRow
 
 HOLDERS_S = 2.0
-"""How old the sketches of who has which image may be: to read them all for every order would cost more than they
-save."""
+"""How old the sketches of images may be. To read them all for every order would cost more than they save."""
 
 
 class Directory:
-    """Keeps `fleet` as the catalog says. `close` when the broker ends."""
+    """Keeps the list of `fleet` as the catalog has it. `close` when the broker ends."""
 
     def __init__(self, view: View, fleet: Fleet) -> None:
         self._view = view
@@ -59,14 +58,14 @@ class Directory:
         return found[0][0] if found else ""
 
     def image_holders(self, region: str) -> Mapping[str, frozenset[str]]:
-        """Workers by the short hash of an image (`hawker.core.sketch`), of our region alone: sketches go no further."""
+        """Workers by the short hash of an image (`hawker.core.sketch`), of our region alone: no sketch leaves it."""
         now = clock_s()
         if self._holders is None or now > self._holders[0]:
             found: dict[str, set[str]] = {}
             for worker, names in self._view.rows("select id, names from images where id = worker"):
                 try:
                     sketch = msgspec.json.decode(names, type=list[str])
-                except msgspec.ValidationError:  # a list of something else: of another Hawker, or a fault of it
+                except msgspec.ValidationError:  # another version of Hawker wrote it, or a faulty one
                     continue
                 for name in sketch:
                     found.setdefault(name, set()).add(worker)

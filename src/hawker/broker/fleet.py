@@ -25,8 +25,8 @@ from hawker.model.request_codec import Encoded, encode, encode_each
 
 BATCHES_IN_FLIGHT = 2  # one on its way while the next one fills
 BATCH_MAX = 32
-"""Items of a batch. Each has, or is answered with, one configuration at most: all of them are half of what a request
-between agents (`hawker.http.call.BATCH_BYTES_MAX`) and its answer may have."""
+"""How many requests travel as one. Each has one configuration at most, or is answered with one: at their largest, so
+many fill half of what a message between agents may have (`hawker.http.call.BATCH_BYTES_MAX`)."""
 
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -35,8 +35,8 @@ T = TypeVar("T")
 
 
 class WorkerAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a worker listens. `name` and `region` are what it must call itself; `since_ms` is when its database was
-    made, 0 where nobody says."""
+    """Where a worker listens. It must call itself by `name` and `region`. `since_ms` is when its database was made, 0
+    where that is not known."""
 
     name: str
     region: str
@@ -60,7 +60,7 @@ def parse_address(text: str) -> WorkerAddress:
 
 
 class PeerError(HawkerError):
-    """A worker answered with an error of its own; passed on with its status."""
+    """A worker's error, which is passed on with its status."""
 
     def __init__(self, response: Response) -> None:
         try:
@@ -90,7 +90,7 @@ class WorkerLink:
         self.missed = False
         """Whether its last offer did not come in time, and nothing has come since."""
         self._silence = silence.ANSWERS
-        self._late: dict[asyncio.Task[Any], None] = {}  # questions to a silent worker that nobody waits for
+        self._late: dict[asyncio.Task[Any], None] = {}  # requests to a silent worker whose answer nobody waits for
         self._batchers: dict[type[Request[Any]], Batcher[Any, Any]] = {}
 
     async def send(self, request: Request[R], timeout_s: float | None = None) -> R:
@@ -174,7 +174,7 @@ class WorkerLink:
         await self.peer.close()
 
     async def _send_each(self, requests: Sequence[Request[R]], timeout_s: float | None = None) -> list[R | HawkerError]:
-        """An answer for each, or the error that is its alone."""
+        """An answer for each request, or the error that concerns it alone."""
         kind = type(requests[0])
         op = kind.op
         body = await self.send_unread(encode_each(requests), timeout_s or op.deadline_s)
@@ -230,7 +230,7 @@ class Fleet:
         gone, links = dict(self.links), {}
         for name, address in wanted.items():
             before = self._addresses.get(name)
-            if before and before.place == address.place:  # its database may be a new one: that ends no call
+            if before and before.place == address.place:  # a new database at the same place ends no call
                 links[name] = gone.pop(name)
             else:
                 headers = {**self._headers, WORKER: name}
@@ -258,7 +258,8 @@ class Fleet:
     async def ask_all(
         self, request: Request[R], timeout_s: float | None = None
     ) -> tuple[dict[str, R], dict[str, HawkerError]]:
-        """The same request to every worker at once: answers and errors by name. A silent one costs no deadline."""
+        """Send the same request to every worker at once. Returns answers and errors by name; a silent worker costs no
+        deadline."""
         return await ask_each(self.links.values(), request, timeout_s)
 
     async def close(self) -> None:
@@ -274,7 +275,7 @@ async def ask_each(
 
 
 async def gather_named(calls: Mapping[str, Awaitable[T]]) -> tuple[dict[str, T], dict[str, HawkerError]]:
-    """Await all; errors of ours are sorted out by name, others are raised."""
+    """Await all calls. Returns answers and Hawker's errors by name; any other error is raised."""
     results = await asyncio.gather(*calls.values(), return_exceptions=True)
     answers: dict[str, T] = {}
     errors: dict[str, HawkerError] = {}

@@ -1,4 +1,4 @@
-"""The broker's handlers for images: which workers a call is about, and their answers as one.
+"""The broker's handlers for images. They choose the workers that a call is about and make one answer of theirs.
 
 Where nobody is named: `pull` goes to every worker that has the image, so that no old meaning of a name is left, and to
 one when none has it; `prefetch` to all, or to some of each region; `push` to one that has it; an upload to the worker
@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from hawker.broker.fleet import Fleet, PeerError, WorkerLink, ask_each, check_meant, gather_named, unreachable
 from hawker.broker.offers import book
-from hawker.broker.passing import Passing, answer, by, query_of
+from hawker.broker.relay import Relay, answer, by, query_of
 from hawker.client.connection import Response as PeerResponse
 from hawker.core.ranking import Policy
 from hawker.errors import Conflict, HawkerError, Invalid, NotFound, PreconditionFailed, Unreachable
@@ -35,7 +35,7 @@ from hawker.telemetry import get_logger
 LOOK_S = 5.0
 HEAD_S = 30.0
 WAITING_MOST = 64
-"""Events that wait for a slow client; its workers' streams wait with it."""
+"""How many events wait for a slow client. The workers' streams wait when there are more."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -43,9 +43,9 @@ _encode = msgspec.json.Encoder().encode
 class ImageRelay:
     """See `ImageCalls`."""
 
-    def __init__(self, fleet: Fleet, passing: Passing, host: Host, policy: Policy) -> None:
+    def __init__(self, fleet: Fleet, relay: Relay, host: Host, policy: Policy) -> None:
         self._fleet = fleet
-        self._passing = passing
+        self._relay = relay
         self._host = host
         self._policy = policy
 
@@ -56,7 +56,8 @@ class ImageRelay:
         return await self._gathered(call, self._asked(request))
 
     async def remove(self, call: Call, request: image_api.RemoveImage) -> Any:
-        """Refused when every worker that has it needs it; else each says what became of it there."""
+        """Remove an image where no machine needs it. The refusal is raised when every worker that has it needs it; else
+        the answer says what became of it on each."""
         answers, errors = await self._ask(call, self._asked(request))
         kept = {name: error for name, error in errors.items() if error.status == Conflict.status}
         if not any(answers.values()):
@@ -101,13 +102,13 @@ class ImageRelay:
     async def begin_upload(self, call: Call, request: image_api.BeginUpload) -> Any:
         links = self._scope(request.worker, request.region)
         link = links[0] if request.worker is not None else await self._chosen(links, "")
-        return await self._passing.send(link, call)
+        return await self._relay.send(link, call)
 
     async def upload(self, call: Call, request: image_api.Upload) -> Any:
-        return await self._passing.send(self._link(request.worker), call)
+        return await self._relay.send(self._link(request.worker), call)
 
     async def drop_upload(self, call: Call, request: image_api.DropUpload) -> Any:
-        return await self._passing.send(self._link(request.worker), call)
+        return await self._relay.send(self._link(request.worker), call)
 
     async def import_image(self, call: Call, request: image_api.ImportImage) -> Any:
         if not request.worker:
@@ -157,7 +158,7 @@ class ImageRelay:
         return [link for link in links if link.name in named]
 
     async def _ranked(self, links: Sequence[WorkerLink], image: str) -> Sequence[WorkerLink]:
-        """Of one region, those that offer to run the image, as the market ranks them."""
+        """The workers of one region that offer to run the image, best first, as the market ranks them."""
         if not links:
             return []
         wanted = Guest().resources()
@@ -179,15 +180,15 @@ class ImageRelay:
     # --- their answers -----------------------------------------------------------------------------------------------
 
     async def _gathered(self, call: Call, links: Sequence[WorkerLink]) -> Response:
-        """Lists as one."""
+        """The workers' lists as one."""
         answers, errors = await self._ask(call, links)
         return answer([entry for entries in answers.values() for entry in entries], unreachable(errors))
 
     async def _ask(
         self, call: Call, links: Sequence[WorkerLink]
     ) -> tuple[dict[str, list[msgspec.Raw]], dict[str, HawkerError]]:
-        """The call at each. What no worker could answer is raised; a worker without images is left out, but where it is
-        the only one."""
+        """Make the call at each worker. When none can answer, the error is raised; a worker without images is left out
+        unless it is the only one."""
         sent = Encoded(call.request.method, call.request.scope["path"] + query_of(call), {}, b"")
         answers, errors = await gather_named({link.name: link.ask_lists(sent) for link in links})
         if not answers:
@@ -198,7 +199,7 @@ class ImageRelay:
     async def _events(
         self, call: Call, links: Sequence[WorkerLink], request: StreamRequest[image_api.ImageEvent]
     ) -> EventStream:
-        """What the workers tell. What a single one refuses is refused here; of several each has its say."""
+        """The events of the workers. A refusal of a single worker is raised; of several, each refusal is an event."""
         sent = encode(request)
         sent = sent._replace(headers={**sent.headers, **by(call)})
         if len(links) > 1:

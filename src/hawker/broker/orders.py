@@ -18,10 +18,10 @@ from msgspec.structs import replace
 from hawker.broker.apps import Apps
 from hawker.broker.claims import Claimed, Claims
 from hawker.broker.fleet import Fleet, WorkerLink
-from hawker.broker.hints import ImageHints
+from hawker.broker.image_hints import ImageHints
 from hawker.broker.offers import Bookings, book
+from hawker.broker.order_errors import in_doubt, no_capacity, not_claimed, not_taken
 from hawker.broker.releases import Releases
-from hawker.broker.unfilled import in_doubt, no_capacity, not_claimed, not_taken
 from hawker.client.wire import PeerUnreachable
 from hawker.core.auction import (
     FANOUT,
@@ -54,7 +54,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     idempotency key, "" for none, which belongs to `claimant`. With `wait` the client waits for the machine's start.
 
     `replaces` is the machine whose place it is to take; `silent`, the worker that has that machine, is what
-    `broker.replacing` has found out.
+    `broker.replacement` has found out.
     """
 
     order: Order

@@ -13,8 +13,8 @@ from hawker.model.machine import State
 from hawker.model.op import Op, Request
 
 WAKE_S = 55.0
-"""So long a worker lets a proxy wait for a machine's program: less than proxies wait for one that listens, so that they
-hear what keeps it."""
+"""How long a worker lets a proxy wait for a machine's program. Proxies wait longer for the program to listen, so that
+they hear from the worker what keeps it from running."""
 
 AUTOSTART = "proxy autostart"
 AUTOSTOP = "proxy autostop"
@@ -23,12 +23,12 @@ _GONE = " is gone"
 
 
 def standby_cause(worker: str) -> str:
-    """Why a machine is started that stands by for those of a worker."""
+    """The cause with which a standby machine is started when a worker is gone."""
     return f"{_STANDBY}{worker}{_GONE}"
 
 
 def stands_in_for(cause: str) -> str:
-    """The worker that such a cause names, "" of any other."""
+    """The worker that such a cause names; "" for any other cause."""
     named = cause.startswith(_STANDBY) and cause.endswith(_GONE)
     return cause[len(_STANDBY) : -len(_GONE)] if named else ""
 

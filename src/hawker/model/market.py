@@ -37,7 +37,7 @@ class Reason(StrEnum):
     wrong_region = "wrong_region"
     no_driver = "no_driver"  # nothing on this worker can run the image
     disk_full = "disk_full"  # the worker has no room to write its log
-    disk_failed = "disk_failed"  # its disk did not do what it was told to; `problem` says what came
+    disk_failed = "disk_failed"  # its disk has failed; `problem` is the error
     no_answer = "no_answer"  # the offer did not come before the deadline
     in_doubt = "in_doubt"  # a reservation was asked for and no answer came; it is being released
     known_machine = "known_machine"  # the machine to be replaced is here itself
@@ -46,7 +46,7 @@ class Reason(StrEnum):
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="refusal"):
-    """A worker's no, with its true figures. `free` is what was left of `resource` when it answered."""
+    """A worker's refusal, with its true figures. `free` is what was left of `resource` when it answered."""
 
     worker: str
     region: str
@@ -54,9 +54,9 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     resource: str = ""
     wanted: int = 0
     free: int | None = None
-    driver: str = ""  # of `no_driver`: the one that is missing or cannot run here
-    problem: str = ""  # and what it says is wrong; of `disk_failed`: why nothing can be written
-    error: dict[str, Any] | None = None  # of `invalid`: the error in the API's form
+    driver: str = ""  # for `no_driver`: the driver that is missing or cannot run here
+    problem: str = ""  # what that driver says is wrong; for `disk_failed`: why nothing can be written
+    error: dict[str, Any] | None = None  # for `invalid`: the error in the API's form
     status: int = 0  # and its HTTP status
 
     def sentence(self) -> str:
@@ -72,7 +72,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """Something went wrong on the worker with one of those that came together: what became of it is in doubt."""
+    """Something went wrong on the worker with one request of a batch. What became of that one is in doubt."""
 
     error: str
 
@@ -93,7 +93,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, tag="offer"):
     free: Resources
     app_machines: int = 0  # machines of the ordering app already here
     image_missing_bytes: int = 0  # of the image's layers, as they travel
-    image_known: bool = True  # False: it cannot say what it would have to fetch; the other two say nothing then
+    image_known: bool = True  # False: it cannot say what it would have to fetch, and the other two mean nothing
     image_transfer_ms: int = 0  # how long it expects the missing bytes to take
     image_parts: Parts | None = None  # told when the ask did not, so that the next ask can
     app: dict[str, Any] | None = None  # the worker's row of the app; None: it does not know the app

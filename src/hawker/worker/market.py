@@ -52,7 +52,7 @@ from hawker.worker.machine.writer import MachineWriter, get_machine
 from hawker.worker.request import Request
 
 LOOK_S = 15.0
-"""How often the drivers are asked again what they can do: one may be there only now, or have lost what it needs."""
+"""How often the drivers are asked what they can do: since the last time one may have got, or lost, what it needs."""
 
 
 class Lapsed(Conflict):
@@ -276,8 +276,8 @@ class Market(Service):
             self.stock.release(f"reservation {key}")
 
     def _hand_over(self, key: str, row: MachineRow) -> None:
-        """What a reservation kept its machine keeps from now on. What is not there yet its first run fetches, also when
-        it is not to start."""
+        """Keep for the machine the image that was kept for its reservation. If it is not there yet, the machine's first
+        run fetches it, also when the machine is not to start."""
         if self.stock:
             self.stock.hold(row.id, row.config["image"])
             self._let_image_go(key)
@@ -370,7 +370,7 @@ class Market(Service):
 
 
 class _Refused(Exception):
-    """Carries a refusal out of a change, so that nothing of it is kept."""
+    """Raised inside a change, so that nothing of the change is kept."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.sentence())
@@ -378,7 +378,7 @@ class _Refused(Exception):
 
 
 def runtime_of(config: Mapping[str, Any]) -> str:
-    """The driver that a configuration as it is kept names, or the one that is usual for its image."""
+    """The driver that a stored configuration names, or the one that is usual for its image."""
     return config.get("runtime") or usual_runtime(config["image"])
 
 

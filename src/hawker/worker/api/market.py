@@ -1,6 +1,6 @@
 """The worker's handlers for brokers: lists of asks, orders and confirmations in one request, one answer for each.
 
-Brokers collect what arrives in one tick, so that 64 orders at once cost one request and one commit. Only agents reach
+Brokers collect what arrives in one tick, so that 64 orders at once cost two requests and two commits. Only agents reach
 these paths. Every call may be repeated.
 """
 

@@ -1,8 +1,8 @@
-"""Destroying all machines of an app, for who deletes the app: all of them, or none.
+"""Destroying all machines of an app whose deletion a client asks for: all of them, or none.
 
-The public API's clients send a bare DELETE and expect the machines to go. Who holds a lease is asked first: a deletion
-that stopped at the third machine of five would leave what nobody wanted. With `force` leases are no obstacle, as the
-API documents it.
+The public API's clients send a bare DELETE and expect the machines to go. Leases are looked up first: a deletion that
+stopped at the third machine of five would leave what nobody wanted. With `force` leases are no obstacle, as the API
+documents it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from hawker.broker.fleet import Fleet
-from hawker.broker.passing import CALL_S, by
+from hawker.broker.relay import CALL_S, by
 from hawker.errors import Conflict, HawkerError, NotFound
 from hawker.http.call import Call
 from hawker.model.api import Lease, Machine
@@ -20,14 +20,14 @@ from hawker.model.request_codec import encode
 from hawker.model.values import rfc3339
 
 AT_ONCE = 16
-"""Machines that are destroyed at the same time: each is a commit or two, and what waits for them waits in line."""
+"""How many machines are destroyed at the same time. Each takes a commit or two, for which other commits wait."""
 ROUNDS = 3
-"""A machine may be leased between the look and its end: its lease is looked up again."""
+"""How many times leases are looked up: a machine may be leased after the last time and before it is destroyed."""
 
 
 async def destroy_all(fleet: Fleet, call: Call, app: str, *, force: bool) -> None:
-    """Raises `Conflict` for a lease of somebody else, unless `force`, and for a machine that could not be
-    destroyed; and what a worker said that could not be asked which machines it has."""
+    """Raises `Conflict` for a lease of somebody else, unless `force`, and for a machine that could not be destroyed;
+    and the error of a worker that does not list its machines."""
     failed: list[str] = []
     for at in range(ROUNDS):
         machines = await _machines(fleet, app)
@@ -42,7 +42,7 @@ async def destroy_all(fleet: Fleet, call: Call, app: str, *, force: bool) -> Non
 
 
 async def _machines(fleet: Fleet, app: str) -> list[tuple[str, Machine]]:
-    """Each with its worker."""
+    """The app's machines, each with its worker."""
     answers, errors = await fleet.ask_all(ListMachines(app, include_leases=True), MARKET_CALL_S)
     for error in errors.values():
         raise error

@@ -1,4 +1,4 @@
-"""Passing requests on to the worker that owns the machine, as they came.
+"""Relaying requests, as they came, to the worker that owns the machine.
 
 The broker asks all workers whose machine it is the first time and remembers the answer; a remembered answer that proves
 wrong costs one more round. Logs that are followed are passed on line by line.
@@ -33,7 +33,7 @@ CALL_S = 90.0  # a wait takes up to 60 s, and a request may wait for the machine
 _PASSED = ("content-type", "fly-machine-lease-nonce", "traceparent")
 
 
-class Passing:
+class Relay:
     """Finds machines and passes calls on."""
 
     def __init__(self, fleet: Fleet, directory: Directory | None = None) -> None:
@@ -64,7 +64,7 @@ class Passing:
         raise not_found("machine", errors, machine)
 
     async def run_call(self, call: Call) -> Response:
-        """The handler of the calls of one run. Which worker's it is is asked each time: few ever ask."""
+        """The handler of the calls of one run. Whose run it is the workers are asked each time: few clients ever do."""
         run = call.path("run_id")
         links = self._fleet.links
         found, errors = await self._fleet.ask_all(ShowRun(run_id=run), MARKET_CALL_S)
@@ -73,7 +73,7 @@ class Passing:
         raise not_found("run", errors, run, hint="hawker workers runs")
 
     def routes(self) -> tuple[Route, ...]:
-        """What is about one machine, and one run."""
+        """The calls about one machine, and about one run."""
         machines = [kind for kind in CALLS if kind.op.served == "worker" and "machine_id" in kind.op.in_path]
         runs = (ShowRun, RetryRun, CancelRun)
         return (
@@ -99,7 +99,7 @@ class Passing:
         return response
 
     async def _elsewhere(self, machine: str, link: WorkerLink) -> WorkerLink | None:
-        """Another worker that has a machine, when the one that was taken for its owner does not say so."""
+        """Another worker that has the machine, when the supposed owner does not have it or does not answer."""
         self._owners.pop(machine, None)
         with suppress(NotFound, Unreachable):
             there = await self._ask_for(machine)
@@ -129,7 +129,7 @@ class Passing:
             status, headers, chunks = await stack.enter_async_context(
                 link.peer.stream(call.request.method, target_of(call), headers=_headers(call), timeout_s=CALL_S)
             )
-            if status >= 300:  # an error has an end
+            if status >= 300:  # an error is no stream
                 whole = b"".join([chunk async for chunk in chunks])
                 await stack.aclose()
                 check_meant(link.name, status)
@@ -168,7 +168,7 @@ def _headers(call: Call) -> dict[str, str]:
 
 
 def by(call: Call) -> dict[str, str]:
-    """The headers that tell a worker who makes a call that a broker makes for somebody."""
+    """The headers that tell a worker whose call this is, and its id."""
     return {REQUEST_ID: call.id, OWNER: call.owner}
 
 

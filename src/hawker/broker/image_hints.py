@@ -1,4 +1,4 @@
-"""What a broker has heard of images: what one is made of, and which workers are said to have it. Hints, kept a short
+"""What a broker has heard of images: what one is made of, and which workers seem to have it. Hints are kept a short
 time; what a worker lacks it says itself.
 
 What an image is made of comes with the first offer of a worker that has it. The asks of the next minute carry it, so
@@ -17,14 +17,14 @@ from hawker.model.market import Offer, Parts
 from hawker.model.values import is_host_image
 
 KEPT_S = 60.0
-"""A tag may mean something else tomorrow, and soon after somebody says so."""
+"""How long a hint is kept: a tag may mean another image tomorrow."""
 REMEMBERED = 1000
 LAYERS_MOST = 150
-"""Of an image with more (a builder's limit is 127) nothing is passed on: it would weigh on every ask."""
+"""An image with more layers is not described to workers: that would make every ask large. Builders stop at 127."""
 
 
 class ImageHints:
-    """One broker's. `directory` is the catalog, for the workers of its own region."""
+    """The hints of one broker. `directory` tells of the workers of its own region."""
 
     def __init__(self, directory: Directory | None = None) -> None:
         self._directory = directory

@@ -1,4 +1,4 @@
-"""Ordering a machine anew whose worker does not answer: the same id, the next generation, on another worker.
+"""Replacement a machine whose worker does not answer: the same id, the next generation, on another worker.
 
 Nothing does this by itself: a client asks for it with `replaces`. Every worker of the machine's region knows from the
 catalog who has it; whoever has it must not answer. One order for each generation may be filled: it claims that
@@ -20,7 +20,7 @@ LOOK_S = 2.0
 """A worker that is alive answers a look-up in a few milliseconds."""
 
 
-class Replacing:
+class Replacement:
     """Turns an order that replaces a machine into one for that machine's next generation."""
 
     def __init__(self, fleet: Fleet) -> None:
@@ -39,7 +39,7 @@ class Replacing:
         if seen.app != wanted.order.app:
             raise NotFound(f"machine not found: {machine}")
         link = self._fleet.links.get(seen.worker)
-        if link is None:  # it may be well: this broker has begun a moment ago, or the worker has just been given up
+        if link is None:  # the worker may be well: this broker has just started, or the catalog has just dropped it
             raise Unreachable(
                 f"machine {machine} is on {seen.worker}, which this broker does not know", hint="try again in a while"
             )
