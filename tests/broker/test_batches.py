@@ -28,8 +28,6 @@ from hawker.model.guest import Resources
 from hawker.model.market import Ask, ConfirmOrder, Failed, Order, Reason, Refusal, Reservation
 from hawker.store.tx import Tx
 from hawker.telemetry import Metrics
-from hawker.worker.api.market import MarketApi
-from hawker.worker.machine.api.machines import MachineApi
 
 ASKED_MOST = 20
 TOKEN = "token-of-the-agents"
@@ -58,14 +56,8 @@ async def linked(worker: SimWorker) -> AsyncIterator[tuple[WorkerLink, Counting]
         tx.put(APP)
 
     await worker.store.submit(keep)
-    machine_api = MachineApi(
-        worker.store, worker.host, worker.drivers, worker.log, worker.machines, worker.updates, "ord-1"
-    )
-    api = MarketApi(
-        worker.store, worker.drivers, worker.log, worker.market, worker.machines, machine_api, str(worker.path)
-    )
     serving = Serving(worker.host, Tokens({TOKEN: AGENT}), Metrics(), REGION, "ord-1")
-    app = Counting(serving.app(api.routes()))
+    app = Counting(serving.app(worker.market_api.routes()))
     listening = socket.create_server(("127.0.0.1", 0))
     server = await serve(app, listening, worker.host)
     peer = Peer("127.0.0.1", listening.getsockname()[1], headers={"authorization": f"Bearer {TOKEN}"})

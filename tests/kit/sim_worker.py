@@ -132,7 +132,7 @@ class SimWorker:
         machine = assembly.machine
         self.parts, self.market, self.log, self.exits = assembly.parts, assembly.market, machine.writer, machine.exits
         self.machines, self.updates, self.waking = machine.machines, machine.updates, machine.waking
-        self.generations = machine.generations
+        self.generations, self.api, self.market_api = machine.generations, machine.api, assembly.market_api
         await self.drivers.open(news.exited, news.came_late)
         left_out = {machine.checks} if sweeping else {machine.checks, assembly.upkeep}
         self._stack = await opened(service for service in assembly.services if service not in left_out)

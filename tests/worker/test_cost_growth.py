@@ -47,7 +47,6 @@ from hawker.model.rows import (
 )
 from hawker.sim.hosts.world import Program
 from hawker.worker.api.runs import RunsApi
-from hawker.worker.machine.api.machines import MachineApi
 from hawker.worker.machine.projections import projections
 from hawker.worker.publishing import Publishing
 
@@ -127,9 +126,7 @@ class Actions:
 
     async def list_machines(self) -> None:
         worker = self._worker
-        api = MachineApi(
-            worker.store, worker.host, worker.drivers, worker.log, worker.machines, worker.updates, "ord-1"
-        )
+        api = worker.api
         shown = await api.machines(a_call(), ListMachines(APP.name))
         assert [machine.id for machine in shown] == [self._machine]
 

@@ -18,7 +18,7 @@ from hawker.model.machine import State
 from hawker.model.machine_calls import ExecInMachine
 from hawker.model.rows import PortRow
 from hawker.worker.flows.runner import Busy
-from hawker.worker.machine.api.machines import MachineApi, with_runtime
+from hawker.worker.machine.api.machines import with_runtime
 from hawker.worker.machine.flows import STARTS_TRIED
 
 FIRST, SECOND = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
@@ -287,9 +287,7 @@ async def test_whoever_has_to_do_with_its_program_finds_a_machine_started_while_
             "cordoned",
         }
         assert seen.cordoned
-        api = MachineApi(
-            worker.store, worker.host, worker.drivers, worker.log, worker.machines, worker.updates, "ord-1"
-        )
+        api = worker.api
         command = ExecInMachine(APP.name, machine, cmd="cat", stdin="hello")
         assert (await api.exec(cast(Call, SimpleNamespace()), command)).stdout == "hello"
         await asyncio.sleep(25)

@@ -50,6 +50,9 @@ class Assembly:
         )
         self.upkeep = Upkeep(context, (machine, *others), market)
         path = str(settings.directory / "worker.db")
+        self.market_api = MarketApi(
+            store, context.drivers, mine.writer, market, mine.machines, mine.api, path, context.catalog, forget
+        )
         self.services: Sequence[Service] = [
             images,
             market,
@@ -59,9 +62,7 @@ class Assembly:
             *(service for parts in self.parts.values() for service in parts.services),
             *([AppCopies(settings.name, context.catalog, store)] if context.catalog else []),
             RunsApi(store, runner, settings.name),
-            MarketApi(
-                store, context.drivers, mine.writer, market, mine.machines, mine.api, path, context.catalog, forget
-            ),
+            self.market_api,
             self.upkeep,
         ]
 

@@ -70,7 +70,7 @@ class Market(Service):
         store: Store,
         host: Host,
         drivers: DriverSet,
-        log: MachineWriter,
+        writer: MachineWriter,
         runner: Runner,
         name: str,
         region: str,
@@ -79,7 +79,7 @@ class Market(Service):
         self._store = store
         self._host = host
         self._drivers = drivers
-        self._log = log
+        self._writer = writer
         self._runner = runner
         self._name = name
         self._region = region
@@ -107,7 +107,7 @@ class Market(Service):
         held = ledger.held(reads)
         if unfit := self._unfit(reads, ask.region, ask.runtime or usual_runtime(ask.image), ask.image):
             return unfit
-        if short := capacity.shortfall(self._log.capacity, held, ask.resources):
+        if short := capacity.shortfall(self._writer.capacity, held, ask.resources):
             return self._refusal(Reason.full, short)
         return self._offered(reads, ask, held)
 
@@ -128,7 +128,7 @@ class Market(Service):
                 return unfit
             if order.machine and tx.get(MachineRow, order.machine):
                 return self._refusal(Reason.known_machine)
-            if config.services and (short := ports.shortfall(tx, self._log.ports, config)):
+            if config.services and (short := ports.shortfall(tx, self._writer.ports, config)):
                 return self._refusal(Reason.full, short)
             row = ReservationRow(
                 id=order.key,
@@ -140,7 +140,7 @@ class Market(Service):
             )
             tx.record("reservation.held", order.key, cause=_cause(order), trace=order.trace)
             try:
-                ledger.adjust(tx, self._log.capacity, Resources(), order.resources)
+                ledger.adjust(tx, self._writer.capacity, Resources(), order.resources)
             except ledger.Full as full:
                 raise _Refused(self._refusal(Reason.full, full.short)) from full
             tx.put(row)
@@ -199,10 +199,10 @@ class Market(Service):
                 placed = row
                 if row.config.get("services"):
                     config = known_config(row.config)
-                    given = ports.assign(tx, self._log.ports, row.id, config, holder=self._log.holder)
+                    given = ports.assign(tx, self._writer.ports, row.id, config, holder=self._writer.holder)
                     placed = replace(row, ports=given)
                 tx.put(placed)  # it takes over what the reservation held: the ledger stays as it is
-                self._log.event(tx, placed, plan.event, plan.status, run)
+                self._writer.event(tx, placed, plan.event, plan.status, run)
 
             run = self._runner.begin(
                 tx,
@@ -234,7 +234,7 @@ class Market(Service):
             if there := tx.get(ReservationRow, key):
                 tx.delete(ReservationRow, key)
                 tx.after_commit(lambda: self._let_image_go(key))
-                ledger.adjust(tx, self._log.capacity, there.resources, Resources())
+                ledger.adjust(tx, self._writer.capacity, there.resources, Resources())
             tx.put(FillRow(id=key, machine="", at_ms=tx.now_ms))
             return ""
 
@@ -264,7 +264,7 @@ class Market(Service):
             tx.delete(ReservationRow, row.id)
             tx.after_commit(partial(self._let_image_go, row.id))
             tx.put(FillRow(id=row.id, machine="", at_ms=tx.now_ms))
-            ledger.adjust(tx, self._log.capacity, row.resources, Resources())
+            ledger.adjust(tx, self._writer.capacity, row.resources, Resources())
         return len(expired)
 
     def _hold_image(self, key: str, config: dict[str, Any]) -> None:
@@ -309,8 +309,8 @@ class Market(Service):
         return Offer(
             worker=self._name,
             region=self._region,
-            capacity=self._log.capacity,
-            free=capacity.free(self._log.capacity, held),
+            capacity=self._writer.capacity,
+            free=capacity.free(self._writer.capacity, held),
             app_machines=tally.machines if tally else 0,
             image_missing_bytes=lack.bytes,
             image_known=lack.known,
@@ -326,7 +326,7 @@ class Market(Service):
     def _ended(self, reads: Reads, order: Order, done: FillRow) -> Reservation | Refusal:
         if not done.machine:
             return self._refusal(Reason.in_doubt)  # released: this order was given up
-        left = capacity.free(self._log.capacity, ledger.held(reads))
+        left = capacity.free(self._writer.capacity, ledger.held(reads))
         return Reservation(
             key=order.key,
             worker=self._name,
@@ -344,7 +344,7 @@ class Market(Service):
             region=self._region,
             machine=row.machine,
             expires_at_ms=row.expires_at_ms,
-            free=capacity.free(self._log.capacity, ledger.held(reads)),
+            free=capacity.free(self._writer.capacity, ledger.held(reads)),
         )
 
     def _machine(self, tx: Tx, reservation: ReservationRow, order: Order, app: AppRow, plan: Plan) -> MachineRow:

@@ -70,7 +70,7 @@ async def _releases_and_bars_nothing(market: Market, key: str, cause: str) -> st
         tx.record("reservation.released", key, cause=cause)
         if there := tx.get(ReservationRow, key):
             tx.delete(ReservationRow, key)
-            ledger.adjust(tx, market._log.capacity, there.resources, Resources())
+            ledger.adjust(tx, market._writer.capacity, there.resources, Resources())
         return ""
 
     return await market._store.submit(change)

@@ -74,7 +74,7 @@ class MarketApi(Service):
         self,
         store: Store,
         drivers: DriverSet,
-        log: MachineWriter,
+        writer: MachineWriter,
         market: Market,
         machines: Machines,
         machine_api: MachineApi,
@@ -84,7 +84,7 @@ class MarketApi(Service):
     ) -> None:
         self._store = store
         self._drivers = drivers
-        self._log = log
+        self._writer = writer
         self._market = market
         self._machines = machines
         self._machine_api = machine_api
@@ -210,7 +210,7 @@ class MarketApi(Service):
             cordoned=me.cordoned,
             disk_full=not self._store.takes_orders and not self._store.failed,
             disk_failed=bool(self._store.failed),
-            capacity=self._log.capacity,
+            capacity=self._writer.capacity,
             held=ledger.held(self._store.read),
             machines=dict(machines),
             driver=await self._drivers.fingerprint(),

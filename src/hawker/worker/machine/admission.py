@@ -48,9 +48,9 @@ class Admitted:
 class Admission:
     """What all operations on machines begin with."""
 
-    def __init__(self, store: Store, log: MachineWriter, runner: Runner) -> None:
+    def __init__(self, store: Store, writer: MachineWriter, runner: Runner) -> None:
         self._store = store
-        self._log = log
+        self._writer = writer
         self._runner = runner
 
     def leased(self, tx: Tx, app: str, machine_id: str, request: Request) -> MachineRow:
@@ -92,8 +92,8 @@ class Admission:
                 fields["desired"] = plan.desired
             if plan.forgets_restarts:
                 fields["restarts"] = 0
-            after = self._log.move(tx, row, *plan.path, cause=run.cause, **fields)
-            self._log.event(tx, after, plan.event, plan.status or after.state, run)
+            after = self._writer.move(tx, row, *plan.path, cause=run.cause, **fields)
+            self._writer.event(tx, after, plan.event, plan.status or after.state, run)
 
         return self._runner.begin(
             tx,

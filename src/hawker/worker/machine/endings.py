@@ -15,12 +15,11 @@ from hawker.model.config import check_config
 from hawker.model.guest import Guest
 from hawker.model.machine import State
 from hawker.model.rows import LeaseRow, MachineRow, RunRow, VersionRow
-from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.worker import ports
+from hawker.worker.context import WorkerContext
 from hawker.worker.drivers.base import Exit, NotSupported, Refused, UnknownInstance
 from hawker.worker.drivers.driver import Driver, needed
-from hawker.worker.drivers.driver_set import DriverSet
 from hawker.worker.flows.flow import Done, StepContext
 from hawker.worker.machine.instance_spec import limits_of
 from hawker.worker.machine.writer import MachineWriter, exit_request, get_machine
@@ -29,14 +28,12 @@ from hawker.worker.machine.writer import MachineWriter, exit_request, get_machin
 class Endings:
     """The final step of every flow of `hawker.worker.machine.flows`."""
 
-    def __init__(
-        self, store: Store, drivers: DriverSet, log: MachineWriter, images: ImageSource | None, disk_scale: float
-    ) -> None:
-        self._store = store
-        self._drivers = drivers
-        self._log = log
-        self._images = images
-        self._disk_scale = disk_scale
+    def __init__(self, context: WorkerContext, writer: MachineWriter) -> None:
+        self._store = context.store
+        self._drivers = context.drivers
+        self._images = context.images
+        self._disk_scale = context.settings.disk_scale
+        self._writer = writer
 
     def had(self, run: RunRow) -> Driver:
         """The driver that has the instance a run began with: an update may have named another one for the next."""
@@ -91,10 +88,10 @@ class Endings:
             changes["ports"] = ()
             self._let_go(tx, row)
         if changes or rest.path:
-            row = self._log.move(tx, row, *rest.path, cause=run.cause, **changes)
+            row = self._writer.move(tx, row, *rest.path, cause=run.cause, **changes)
         if rest.event:
             request = _why(tx, row, run) if rest.early else None
-            self._log.event(tx, row, rest.event, rest.status or row.state, run, request=request)
+            self._writer.event(tx, row, rest.event, rest.status or row.state, run, request=request)
 
     def _settle_as_before(self, tx: Tx, run: RunRow) -> None:
         """An update came to nothing while the old program ran on: the machine is what that program is. Metadata and a
@@ -110,8 +107,8 @@ class Endings:
         if row.cordoned != run.args.get("cordoned"):
             del changes["cordoned"]
         rest = endings.rest(run, row.state, launched=False, kept=True)
-        row = self._log.move(tx, row, *rest.path, cause=run.cause, desired=rest.desired, **changes)
-        self._log.event(tx, row, rest.event, rest.status, run, request=_why(tx, row, run))
+        row = self._writer.move(tx, row, *rest.path, cause=run.cause, desired=rest.desired, **changes)
+        self._writer.event(tx, row, rest.event, rest.status, run, request=_why(tx, row, run))
         if (images := self._images) and before.image_digest:
             tx.after_commit(lambda: images.hold(row.id, before.image_digest))
         self._let_go_of_before(tx, row)

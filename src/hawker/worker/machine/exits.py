@@ -16,19 +16,16 @@ from hawker.core import restart
 from hawker.core.life import endings
 from hawker.core.life.endings import Correction
 from hawker.errors import StoreError
-from hawker.host import Host
 from hawker.model.config import Restart, known_config
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow, RunRow, WorkerRow
 from hawker.services import Service
-from hawker.store.db import Store
 from hawker.store.tx import Reads, Tx
 from hawker.telemetry import get_logger
-from hawker.worker.driver_news import DriverNews
+from hawker.worker.context import WorkerContext
 from hawker.worker.drivers.base import Exit, Instance, UnknownInstance
 from hawker.worker.drivers.driver import needed
-from hawker.worker.drivers.driver_set import DriverSet
-from hawker.worker.flows.runner import STORE_RETRY_S, Busy, Runner, active_run
+from hawker.worker.flows.runner import STORE_RETRY_S, Busy, active_run
 from hawker.worker.machine.unknown import unknown
 from hawker.worker.machine.writer import MachineWriter
 
@@ -43,20 +40,18 @@ class Exits(Service):
     itself.
     """
 
-    def __init__(
-        self, store: Store, host: Host, drivers: DriverSet, log: MachineWriter, runner: Runner, news: DriverNews
-    ) -> None:
-        self._store = store
-        self._host = host
-        self._drivers = drivers
-        self._log = log
-        self._runner = runner
+    def __init__(self, context: WorkerContext, writer: MachineWriter) -> None:
+        self._store = context.store
+        self._host = context.host
+        self._drivers = context.drivers
+        self._runner = context.runner
+        self._news = context.news
+        self._writer = writer
         self._waiting: dict[str, Exit] = {}  # by machine; bounded by the number of machines
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._recovered = False
         self._closed = False
-        self._news = news
-        runner.on_end.append(self.on_end)
+        context.runner.on_end.append(self.on_end)
 
     def on_exit(self, ended: Exit) -> None:
         """The driver's callback."""
@@ -197,9 +192,9 @@ class Exits(Service):
         plan = endings.ended(again=verdict.again, auto_destroy=config.auto_destroy, of_host=config.of_host)
 
         def writes(tx: Tx, run: RunRow) -> None:
-            after = self._log.exited(tx, row, run, ended, requested=False, restarting=verdict.again)
+            after = self._writer.exited(tx, row, run, ended, requested=False, restarting=verdict.again)
             changes = {"instance": "", "desired": plan.desired, "restarts": verdict.restarts}
-            self._log.move(tx, after, *plan.path, cause=run.cause, **changes)
+            self._writer.move(tx, after, *plan.path, cause=run.cause, **changes)
 
         self._runner.begin(
             tx,

@@ -24,17 +24,14 @@ from hawker.core import deadlines
 from hawker.core.journal import effect_key
 from hawker.core.life import endings
 from hawker.errors import Abort, DiskFull, HawkerError, ImageError, Retry, Unreachable
-from hawker.host import Host
-from hawker.images.base import ImageSource
 from hawker.model.guest import Guest
-from hawker.model.image import IMAGE_TIMEOUT_S, NOT_IN_TIME
+from hawker.model.image import NOT_IN_TIME
 from hawker.model.rows import MachineRow, RunRow
 from hawker.network.base import NetworkError
-from hawker.store.db import Store
 from hawker.store.tx import Tx
+from hawker.worker.context import WorkerContext
 from hawker.worker.drivers.base import Exit, InstanceSpec, NotSupported, Refused, StartFailed, UnknownInstance
 from hawker.worker.drivers.driver import StartRelease, needed
-from hawker.worker.drivers.driver_set import DriverSet
 from hawker.worker.flows.flow import Act, Done, Flow, Step, StepContext
 from hawker.worker.machine.endings import Endings, hold_before, resized
 from hawker.worker.machine.instance_spec import instance_spec, limits_of, reference_of
@@ -60,13 +57,6 @@ class Waiters(Protocol):
         """The program runs. Returns the time, by the event loop's clock, before which that is not committed."""
 
 
-class _Nobody:
-    async def released(self, run: str, instance: str, release: StartRelease) -> None: ...
-
-    def launched(self, run: str, instance: str) -> float:
-        return 0.0
-
-
 class _Prespawned:
     """The start that a launch will ask its driver for in its first attempt. `machine` is the row that the start was
     made from. `waits`: the driver has begun the start, so there is a process to release."""
@@ -83,29 +73,23 @@ class MachineFlows:
 
     def __init__(
         self,
-        store: Store,
-        host: Host,
-        drivers: DriverSet,
-        log: MachineWriter,
-        superseded: Callable[[MachineRow], str] = lambda machine: "",
-        images: ImageSource | None = None,
-        disk_scale: float = 1.0,
-        *,
-        waiters: Waiters | None = None,
-        image_timeout_s: float = IMAGE_TIMEOUT_S,
+        context: WorkerContext,
+        writer: MachineWriter,
+        superseded: Callable[[MachineRow], str],
+        waiters: Waiters,
     ) -> None:
-        """`superseded` says why a machine must not be started here any more, or "". `disk_scale` as in `limits_of`.
-        `waiters` are told of a run and its instance before that is committed."""
-        self._store = store
-        self._drivers = drivers
-        self._log = log
-        self._images = images
-        self._disk_scale = disk_scale
-        self._endings = Endings(store, drivers, log, images, disk_scale)
-        self._host = host
-        self._image_timeout_s = image_timeout_s
+        """`superseded` says why a machine must not be started here any more, or "". `waiters` are told of a run and its
+        instance before that is committed."""
+        self._store = context.store
+        self._host = context.host
+        self._drivers = context.drivers
+        self._images = context.images
+        self._disk_scale = context.settings.disk_scale
+        self._image_timeout_s = context.settings.image_timeout_s
+        self._writer = writer
+        self._endings = Endings(context, writer)
         self._superseded = superseded
-        self._waiters: Waiters = waiters or _Nobody()
+        self._waiters = waiters
         self._prespawned: dict[str, _Prespawned] = {}  # by key
         self._specs: dict[str, tuple[MachineRow, InstanceSpec]] = {}  # what machines were last started as
 
@@ -161,7 +145,7 @@ class MachineFlows:
             if row.before:  # what comes next ends the program that ran on
                 changes["before"] = None
             if changes:
-                self._log.move(tx, row, cause=run.cause, **changes)
+                self._writer.move(tx, row, cause=run.cause, **changes)
             return True
 
         return Done(commit)
@@ -246,9 +230,9 @@ class MachineFlows:
             row = get_machine(tx, run.resource)
             *before, started = endings.stepped("launch", row.state)
             for state in before:
-                row = self._log.move(tx, row, state, cause=run.cause)
-                row = self._log.event(tx, row, "start", state, run)
-            row = self._log.move(
+                row = self._writer.move(tx, row, state, cause=run.cause)
+                row = self._writer.event(tx, row, "start", state, run)
+            row = self._writer.move(
                 tx,
                 row,
                 started,
@@ -256,7 +240,7 @@ class MachineFlows:
                 instance=instance.key,
                 started_at_ms=instance.started_at_ms,
             )
-            self._log.event(tx, row, "start", "started", run)
+            self._writer.event(tx, row, "start", "started", run)
 
         return Done(commit, not_before_s)
 
@@ -279,8 +263,8 @@ class MachineFlows:
             row = get_machine(tx, run.resource)
             if row.instance != key:
                 return  # repeated after a crash: it is written already
-            row = self._log.move(tx, row, cause=run.cause, instance="")
-            self._log.exited(tx, row, run, ended, requested=True, restarting=False)
+            row = self._writer.move(tx, row, cause=run.cause, instance="")
+            self._writer.exited(tx, row, run, ended, requested=True, restarting=False)
 
         return Done(commit)
 
@@ -310,8 +294,8 @@ class MachineFlows:
 
         def commit(tx: Tx, run: RunRow) -> None:
             row = get_machine(tx, run.resource)
-            row = self._log.move(tx, row, *endings.stepped("suspend", row.state), cause=run.cause)
-            self._log.event(tx, row, "suspend", row.state, run)
+            row = self._writer.move(tx, row, *endings.stepped("suspend", row.state), cause=run.cause)
+            self._writer.event(tx, row, "suspend", row.state, run)
 
         return Done(commit)
 
@@ -325,8 +309,8 @@ class MachineFlows:
 
         def commit(tx: Tx, run: RunRow) -> None:
             row = get_machine(tx, run.resource)
-            row = self._log.move(tx, row, *endings.stepped("resume", row.state), cause=run.cause)
-            self._log.event(tx, row, "start", row.state, run)
+            row = self._writer.move(tx, row, *endings.stepped("resume", row.state), cause=run.cause)
+            self._writer.event(tx, row, "start", row.state, run)
 
         return Done(commit, not_before_s)
 
@@ -343,7 +327,7 @@ class MachineFlows:
 
         def commit(tx: Tx, run: RunRow) -> None:
             row = get_machine(tx, run.resource)
-            self._log.move(tx, row, cause=run.cause, config=resized(row.config, guest))
+            self._writer.move(tx, row, cause=run.cause, config=resized(row.config, guest))
 
         return Done(commit)
 

@@ -17,7 +17,7 @@ has purged the machine, so this waits for nothing but its turn to read."""
 
 
 async def until_destroyed(
-    lines: AsyncIterator[LogLine], store: Store, log: MachineWriter, machine: str
+    lines: AsyncIterator[LogLine], store: Store, writer: MachineWriter, machine: str
 ) -> AsyncIterator[LogLine]:
     """The lines of a log that is followed, to the last one once the machine is destroyed."""
     gone = False
@@ -30,7 +30,7 @@ async def until_destroyed(
             if waiting:
                 waiting.reschedule(asyncio.get_running_loop().time() + LAST_LINES_S)
 
-    stop = log.listen(machine, look)
+    stop = writer.listen(machine, look)
     row = store.read.get(MachineRow, machine)
     gone = row is None or row.state is State.destroyed
     try:

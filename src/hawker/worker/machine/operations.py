@@ -41,11 +41,11 @@ class Machines:
     """
 
     def __init__(
-        self, store: Store, drivers: DriverSet, log: MachineWriter, runner: Runner, admission: Admission
+        self, store: Store, drivers: DriverSet, writer: MachineWriter, runner: Runner, admission: Admission
     ) -> None:
         self._store = store
         self._drivers = drivers
-        self._log = log
+        self._writer = writer
         self._runner = runner
         self._admission = admission
 
@@ -179,7 +179,7 @@ class Machines:
                 kind = "machine.cordoned" if cordoned else "machine.uncordoned"
                 tx.record(kind, row.id, cause=request.cause, trace=request.trace)
                 before = row.before and replace(row.before, cordoned=cordoned)
-                self._log.move(tx, row, cause=request.cause, cordoned=cordoned, before=before)
+                self._writer.move(tx, row, cause=request.cause, cordoned=cordoned, before=before)
 
         await self._store.submit(change)
 
@@ -203,7 +203,7 @@ class Machines:
                 raise PreconditionFailed(f"failed_precondition: machine {machine_id} has version {row.version}")
             metadata = edit(dict(check_config(row.config).metadata))
             tx.record("machine.metadata_set", row.id, cause=request.cause, trace=request.trace)
-            self._log.move(tx, row, cause=request.cause, config={**row.config, "metadata": metadata})
+            self._writer.move(tx, row, cause=request.cause, config={**row.config, "metadata": metadata})
 
         await self._store.submit(change)
 

@@ -34,11 +34,13 @@ from hawker.worker.request import Request
 class Updates:
     """Changes of what a machine is."""
 
-    def __init__(self, store: Store, host: Host, drivers: DriverSet, log: MachineWriter, admission: Admission) -> None:
+    def __init__(
+        self, store: Store, host: Host, drivers: DriverSet, writer: MachineWriter, admission: Admission
+    ) -> None:
         self._store = store
         self._host = host
         self._drivers = drivers
-        self._log = log
+        self._writer = writer
         self._admission = admission
 
     async def update(
@@ -79,7 +81,7 @@ class Updates:
             gives_way = phase_of(replaced)
             found = wishes.found_by_update(row.id, row.state, gives_way)
             wanted = config.resources()
-            if short := capacity.shortfall(self._log.capacity, Resources(), wanted):
+            if short := capacity.shortfall(self._writer.capacity, Resources(), wanted):
                 raise ledger.Full(short)
             before = _before(row, replaced)
             args = stop_args(row)
@@ -107,7 +109,7 @@ class Updates:
                     "driver": config.runtime,
                     "image_digest": "",
                     "before": before if beside else None,
-                    "ports": ports.assign(tx, self._log.ports, row.id, config, row.ports, self._log.holder),
+                    "ports": ports.assign(tx, self._writer.ports, row.id, config, row.ports, self._writer.holder),
                     "cordoned": row.cordoned if cordoned is None else cordoned,
                 }
 
@@ -141,7 +143,7 @@ class Updates:
                     "limit_mb", memory_mb, f"the {row.driver} driver cannot do this to a machine that runs; update it"
                 )
             after = replace(present, guest=guest).resources()
-            if short := capacity.shortfall(self._log.capacity, Resources(), after):
+            if short := capacity.shortfall(self._writer.capacity, Resources(), after):
                 raise ledger.Full(short)
             changes: dict[str, Any] = {"resources": after, "config": resized(row.config, guest)}
             if plan.steps:  # until it is done it may have either

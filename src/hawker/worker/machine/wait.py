@@ -38,7 +38,7 @@ def wanted_states(names: list[str]) -> frozenset[State]:
 
 async def wait_state(
     store: Store,
-    log: MachineWriter,
+    writer: MachineWriter,
     app: str,
     machine_id: str,
     states: frozenset[State],
@@ -72,7 +72,7 @@ async def wait_state(
         known = store.read.get(VersionRow, version)
         if known is None or known.machine != machine_id:
             raise NotFound(f"machine not found: {machine_id} has no version {version}")
-    stop = log.listen(machine_id, look)
+    stop = writer.listen(machine_id, look)
     try:
         look(row, None)
         async with asyncio.timeout(timeout_s):

@@ -14,7 +14,7 @@ from functools import partial
 from hawker.core.life.phases import keeps_program, phase_of
 from hawker.core.life.wishes import MEETS, Way, Wish
 from hawker.errors import Conflict, DeadlineExceeded, NotFound
-from hawker.host import Host, clock_s
+from hawker.host import clock_s
 from hawker.http.call import Call
 from hawker.http.handlers import Route, on
 from hawker.model import door
@@ -24,8 +24,8 @@ from hawker.model.machine import State
 from hawker.model.rows import MachineRow, RunRow
 from hawker.model.values import is_host_image
 from hawker.services import Service
-from hawker.store.db import Store
-from hawker.worker.flows.runner import Busy, Runner, active_run, failing
+from hawker.worker.context import WorkerContext
+from hawker.worker.flows.runner import Busy, active_run, failing
 from hawker.worker.machine.admission import Parked, StartRefused
 from hawker.worker.machine.flows import MachineFlows, backoff_left_ms
 from hawker.worker.machine.launches import Launches
@@ -55,22 +55,15 @@ class Waking(Service):
     """A worker's answers to proxies. `wake` and `rest` raise what their bodies on the wire say as errors."""
 
     def __init__(
-        self,
-        store: Store,
-        host: Host,
-        runner: Runner,
-        machines: Machines,
-        launches: Launches,
-        flows: MachineFlows,
-        log: MachineWriter,
+        self, context: WorkerContext, machines: Machines, launches: Launches, flows: MachineFlows, writer: MachineWriter
     ) -> None:
         self.on_rest: list[Callable[[str, str], None]] = []
         """These are told the id and state of each machine that is stopped or suspended, or about to be, right after the
         commit that says so. The catalog may show it only later, when this worker has changed much."""
-        log.on_change.append(self._changed)
-        self._store = store
-        self._host = host
-        self._runner = runner
+        writer.on_change.append(self._changed)
+        self._store = context.store
+        self._host = context.host
+        self._runner = context.runner
         self._machines = machines
         self._launches = launches
         self._flows = flows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.responses import StreamingResponse
@@ -12,19 +12,20 @@ from hawker.errors import Conflict, Invalid, NotBuilt, PreconditionFailed
 from hawker.http.call import Call
 from hawker.http.handlers import Route, on
 from hawker.model import api, inside_api
-from hawker.model.call_bases import AnyOfMachine
 from hawker.model.config import PROCESS, check_config
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow
-from hawker.store.db import Store
+from hawker.services import Service
+from hawker.worker.context import WorkerContext
 from hawker.worker.drivers.base import NotSupported, StartFailed, Terminal, UnknownInstance
 from hawker.worker.drivers.driver import needed
-from hawker.worker.drivers.driver_set import DriverSet
 from hawker.worker.machine.admission import Parked
+from hawker.worker.machine.api.machines import MachineApi
+from hawker.worker.machine.inside.checks import Ways
 from hawker.worker.machine.inside.connecting import connect
 from hawker.worker.machine.inside.probing import Address
 from hawker.worker.machine.inside.reaching import own_ways
-from hawker.worker.machine.inside.sessions import Session, Sessions
+from hawker.worker.machine.inside.sessions import CONNECTIONS_MAX, Session, Sessions
 from hawker.worker.machine.operations import Machines
 from hawker.worker.machine.updates import Updates
 from hawker.worker.machine.writer import get_machine
@@ -44,31 +45,26 @@ class NotConnected(PreconditionFailed):
     code = "not_connected"
 
 
-class InsideApi:
+class InsideApi(Service):
     """`row` is a request's machine, `running` one that must run; `ways` are
     where its ports are."""
 
     def __init__(
-        self,
-        store: Store,
-        drivers: DriverSet,
-        machines: Machines,
-        updates: Updates,
-        sessions: Sessions,
-        connections: Sessions,
-        row: Callable[[AnyOfMachine], MachineRow],
-        running: Callable[[AnyOfMachine], MachineRow],
-        ways: Callable[[MachineRow, int], Sequence[Address]],
+        self, context: WorkerContext, api: MachineApi, machines: Machines, updates: Updates, ways: Ways
     ) -> None:
-        self._store = store
-        self._drivers = drivers
+        self._store = context.store
+        self._drivers = context.drivers
         self._machines = machines
         self._updates = updates
-        self._sessions = sessions
-        self._connections = connections
-        self._row = row
-        self._running = running
+        self._sessions = Sessions(context.host)
+        self._connections = Sessions(context.host, CONNECTIONS_MAX)
+        self._row = api.row
+        self._running = api.running
         self._ways = ways
+
+    async def close(self) -> None:
+        await self._sessions.close()
+        await self._connections.close()
 
     def routes(self) -> tuple[Route, ...]:
         return (

@@ -13,6 +13,7 @@ from hawker.model import api, views
 from hawker.model import machine_calls as calls
 from hawker.model.call_bases import AnyOfMachine
 from hawker.model.rows import LeaseRow, MachineRow
+from hawker.services import Service
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.worker.machine import leases
@@ -20,7 +21,7 @@ from hawker.worker.machine.writer import get_machine
 from hawker.worker.request import request_of
 
 
-class LeaseApi:
+class LeaseApi(Service):
     """`row` is a request's machine."""
 
     def __init__(self, store: Store, host: Host, row: Callable[[AnyOfMachine], MachineRow]) -> None:

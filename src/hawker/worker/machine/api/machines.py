@@ -14,7 +14,6 @@ import msgspec
 from starlette.responses import StreamingResponse
 
 from hawker.errors import DeadlineExceeded, Invalid, NotBuilt, NotFound, PreconditionFailed
-from hawker.host import Host
 from hawker.http.call import Call
 from hawker.http.handlers import Route, on
 from hawker.model import api, views
@@ -26,9 +25,9 @@ from hawker.model.exec_output import as_text
 from hawker.model.machine import State
 from hawker.model.rows import DecisionRow, EventRow, MachineRow, VersionRow
 from hawker.model.values import is_host_image, parse_duration_s, rfc3339
-from hawker.store.db import Store
+from hawker.services import Service
+from hawker.worker.context import WorkerContext
 from hawker.worker.drivers.base import StartFailed, UnknownInstance
-from hawker.worker.drivers.driver_set import DriverSet
 from hawker.worker.machine import leases
 from hawker.worker.machine.admission import Parked, StartRefused
 from hawker.worker.machine.log_following import until_destroyed
@@ -43,31 +42,28 @@ EXEC_S_DEFAULT = 60
 EXEC_S_MAX = 3600
 
 
-class MachineApi:
+class MachineApi(Service):
     """`superseded` says which worker has a machine of ours by now, or "": such a
     machine is not found here, so that a broker with an old hint asks who has it. `checks` shows a machine's."""
 
     def __init__(
         self,
-        store: Store,
-        host: Host,
-        drivers: DriverSet,
-        log: MachineWriter,
+        context: WorkerContext,
+        writer: MachineWriter,
         machines: Machines,
         updates: Updates,
-        name: str,
-        superseded: Callable[[MachineRow], str] = lambda machine: "",
-        checks: Callable[[MachineRow], list[api.Check]] = lambda machine: [],
+        superseded: Callable[[MachineRow], str],
+        checks: Callable[[MachineRow], list[api.Check]],
     ) -> None:
-        self._checks = checks
-        self._store = store
-        self._host = host
-        self._drivers = drivers
-        self._log = log
+        self._store = context.store
+        self._host = context.host
+        self._drivers = context.drivers
+        self._name = context.settings.name
+        self._writer = writer
         self._machines = machines
         self._updates = updates
-        self._name = name
         self._superseded = superseded
+        self._checks = checks
 
     def routes(self) -> tuple[Route, ...]:
         return (
@@ -157,7 +153,7 @@ class MachineApi:
     async def wait(self, call: Call, request: calls.WaitForMachine) -> Any:
         reached = await wait_state(
             self._store,
-            self._log,
+            self._writer,
             request.app_name,
             request.machine_id,
             wanted_states(request.state),
@@ -171,7 +167,7 @@ class MachineApi:
         row = self.row(request)
         lines = self._drivers.of(row.driver).logs(row.id, tail=request.tail, follow=request.follow)
         if request.follow:
-            lines = until_destroyed(lines, self._store, self._log, row.id)
+            lines = until_destroyed(lines, self._store, self._writer, row.id)
 
         async def encoded() -> AsyncIterator[bytes]:
             async for line in lines:

@@ -13,11 +13,12 @@ from hawker.model import machine_calls as calls
 from hawker.model.call_bases import AnyOfMachine, OfMachine
 from hawker.model.config import check_config, check_size
 from hawker.model.rows import MachineRow
+from hawker.services import Service
 from hawker.worker.machine.operations import Machines
 from hawker.worker.request import request_of
 
 
-class MetadataApi:
+class MetadataApi(Service):
     """`row` is a request's machine."""
 
     def __init__(self, machines: Machines, row: Callable[[AnyOfMachine], MachineRow]) -> None:

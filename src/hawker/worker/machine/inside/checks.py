@@ -68,10 +68,10 @@ class _Watch:
 class Checks(Service):
     """The health checks of the machines that run. `ways` say how to reach them."""
 
-    def __init__(self, store: Store, host: Host, log: MachineWriter, ways: Ways) -> None:
+    def __init__(self, store: Store, host: Host, writer: MachineWriter, ways: Ways) -> None:
         self._store = store
         self._host = host
-        self._log = log
+        self._writer = writer
         self._ways = ways
         self._watched: dict[str, list[_Watch]] = {}  # by machine
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -81,13 +81,13 @@ class Checks(Service):
         self._turn: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
-        self._log.on_change.append(self._changed)
+        self._writer.on_change.append(self._changed)
         for row in self._store.read.select(MachineRow, "instance > ''"):
             self._changed(row)
 
     async def close(self) -> None:
-        if self._changed in self._log.on_change:
-            self._log.on_change.remove(self._changed)
+        if self._changed in self._writer.on_change:
+            self._writer.on_change.remove(self._changed)
         for machine in list(self._watched):
             self._end(machine)
         if self._turn:
