@@ -114,8 +114,19 @@ class Orders:
         offered = False
         regions = expand(wanted.order.region, self._fleet.regions())
         for region in regions:
-            auction = self._auction(wanted, region, began_s)
-            fill = await self._fill(auction, wanted, region, replaces)
+            seed = self._host.rng.getrandbits(32)
+            auction = Auction(
+                wanted.order.app,
+                region,
+                wanted.order.resources,
+                self._policy,
+                seed=seed,
+                rng=Random(seed),
+                new_order=self._host.ulid,
+                keyed=bool(wanted.key),
+                began_s=began_s,
+            )
+            fill = await self._fill(auction, wanted, replaces)
             outcome = "filled" if fill else "refused"
             self._metrics.orders.labels(region, outcome).inc(exemplar=exemplar(auction.order, wanted.order.request))
             self._metrics.order_seconds.labels(region, outcome).observe(clock_s() - began_s)
@@ -131,29 +142,15 @@ class Orders:
                 await self._apps.get(wanted.order.app)
         raise no_capacity(wanted.order.region, wanted.config.guest, regions, refusals)
 
-    def _auction(self, wanted: Wanted, region: str, began_s: float) -> Auction:
-        seed = self._host.rng.getrandbits(32)
-        return Auction(
-            wanted.order.app,
-            region,
-            wanted.order.resources,
-            self._policy,
-            seed=seed,
-            rng=Random(seed),
-            new_order=self._host.ulid,
-            keyed=bool(wanted.key),
-            began_s=began_s,
-        )
-
-    async def _fill(self, auction: Auction, wanted: Wanted, region: str, replaces: str) -> Fill | None:
+    async def _fill(self, auction: Auction, wanted: Wanted, replaces: str) -> Fill | None:
         """Ask for offers, all at once with one deadline, and carry out what the auction says until it is over. None:
         nobody of the region filled the order."""
-        links = {link.name: link for link in self._fleet.in_region(region)}
+        links = {link.name: link for link in self._fleet.in_region(auction.region)}
         image, hints = wanted.config.image, self._hints
-        holders = hints.holders(region, image) if len(links) > FANOUT else ()
+        holders = hints.holders(auction.region, image) if len(links) > FANOUT else ()
         ask = Ask(
             app=wanted.order.app,
-            region=region,
+            region=auction.region,
             image=image,
             resources=wanted.order.resources,
             runtime=wanted.config.runtime,

@@ -94,7 +94,13 @@ class Batcher(Generic[T, R]):
             except Exception as error:
                 _fail(batch, error)
             else:
-                _settle(batch, results)
+                for (_, future), result in zip(batch, results, strict=True):
+                    if future.done():
+                        continue
+                    if isinstance(result, BaseException):
+                        future.set_exception(result)
+                    else:
+                        future.set_result(result)
 
     def _take(self) -> list[tuple[T, asyncio.Future[R]]]:
         batch: list[tuple[T, asyncio.Future[R]]] = []
@@ -103,16 +109,6 @@ class Batcher(Generic[T, R]):
             if not entry[1].done():  # else its caller was cancelled
                 batch.append(entry)
         return batch
-
-
-def _settle(batch: list[tuple[T, asyncio.Future[R]]], results: Sequence[R | BaseException]) -> None:
-    for (_, future), result in zip(batch, results, strict=True):
-        if future.done():
-            continue
-        if isinstance(result, BaseException):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
 
 
 def _fail(batch: list[tuple[T, asyncio.Future[R]]], error: Exception) -> None:

@@ -111,6 +111,7 @@ class Auction:
     instruction names it. What answers another instruction than the last one comes too late and changes nothing: the
     auction has dealt with that reservation already.
 
+    `order` is the name of the reservation that was asked for last, `region` the auction's, `offers` what was offered.
     `began_s` is when the order came, which may be before this region's auction. `new_order` names reservations. `keyed`
     says that the client gave an idempotency key: the key is claimed before the order is confirmed, and a machine that
     may have been made is left for the client to find.
@@ -138,7 +139,7 @@ class Auction:
         self._new_order = new_order
         self._keyed = keyed
         self._began_s = began_s
-        self._order = new_order()
+        self.order = new_order()
         self._asked_s = 0.0
         self._asked: list[str] = []
         self.offers: list[Offer] = []
@@ -149,11 +150,6 @@ class Auction:
         self._pending: Request | Answer | None = None  # the last instruction that is not a release
         self._pending_s = 0.0
         self._offers_ms = self._reserve_ms = 0.0
-
-    @property
-    def order(self) -> str:
-        """The name of the reservation that was asked for last."""
-        return self._order
 
     def ask(self, workers: Sequence[str], holders: Collection[str], now_s: float) -> list[str]:
         """The workers to ask for offers. Answer with `answered`."""
@@ -196,7 +192,7 @@ class Auction:
             return []
         self._refusals.append(Refusal(worker=asked.worker, region=self.region, reason=Reason.in_doubt))
         self._tried(asked, "in_doubt", now_s)
-        self._order = self._new_order()
+        self.order = self._new_order()
         return [self._release(asked), *self._next(now_s)]
 
     def claimed(self, claim: Claim, now_s: float) -> list[Instruction]:
@@ -238,7 +234,7 @@ class Auction:
     def decision(self, now_s: float) -> Decision:
         """Everything needed to explain the outcome, and to replay it."""
         return Decision(
-            order=self._order,
+            order=self.order,
             app=self._app,
             region=self.region,
             policy=self._policy.name,
@@ -260,11 +256,11 @@ class Auction:
         if len(tried) < TRIES:
             for scored in self._ranking:
                 if scored.worker not in tried:
-                    return self._await(Reserve(scored.worker, self._order), now_s)
+                    return self._await(Reserve(scored.worker, self.order), now_s)
         return self._await(Answer(Outcome.refused), now_s)
 
     def _confirm(self, now_s: float, since_s: float) -> list[Instruction]:
-        return self._await(Confirm(self._winner, self._order, self.decision(now_s)), since_s)
+        return self._await(Confirm(self._winner, self.order, self.decision(now_s)), since_s)
 
     def _await(self, instruction: Request | Answer, now_s: float) -> list[Instruction]:
         self._pending, self._pending_s = instruction, now_s
