@@ -3,6 +3,7 @@ waits for them."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        from hawker.model.calls import BY_NAME
-
-        return BY_NAME[name]
+        for room in ("app_calls", "machine_calls", "fleet_calls", "inside_api", "image_api"):
+            found = getattr(import_module(f"hawker.model.{room}"), name, None)
+            if found is not None:
+                return found
+        raise AttributeError(name)

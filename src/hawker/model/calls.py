@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from hawker.model import api
-from hawker.model.app_calls import APP_CALLS, FindMachine
+from hawker.model.app_calls import APP_CALLS
 from hawker.model.fleet_calls import FLEET_CALLS
 from hawker.model.image_api import IMAGE_CALLS
 from hawker.model.inside_api import INSIDE_CALLS
@@ -41,5 +41,3 @@ CALLS: tuple[type[Declared[Any]], ...] = (
     ShowOpenApi,
     ShowHealth,
 )
-
-BY_NAME: dict[str, type[Declared[Any]]] = {kind.__name__: kind for kind in CALLS} | {"FindMachine": FindMachine}
