@@ -79,7 +79,7 @@ class Worker:
 
     async def open(self) -> None:
         serving = Serving(self._host, Tokens({TOKEN: AGENT}), self.metrics, "ord")
-        await serve(serving.app([], agent_routes=self.node.agent_routes()), (self.node.site.host, PORT), self._host)
+        await serve(serving.app(self.node.routes()), (self.node.site.host, PORT), self._host)
         await self.node.open(self.publisher)
 
     async def change(self, number: int) -> None:

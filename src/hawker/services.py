@@ -6,15 +6,12 @@ whoever puts an agent or a worker together writes a list; `opened` starts the li
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from typing import Protocol
 
-from hawker.http.handlers import Handler, Route
+from hawker.http.handlers import Route
 from hawker.telemetry import Metrics
-
-AgentRoutes = Mapping[tuple[str, str], Handler]
-"""Handlers of what agents ask each other, by method and path."""
 
 
 class Service(Protocol):

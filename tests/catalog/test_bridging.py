@@ -46,9 +46,7 @@ class Regions:
 
     def comparisons(self) -> float:
         """That were asked for by now."""
-        found = [
-            node.agent.metrics.requests.labels("POST /v1/catalog/digest", 200) for node in self.nodes if node.agent
-        ]
+        found = [node.agent.metrics.requests.labels("Catalog_digest", 200) for node in self.nodes if node.agent]
         return sum(count.value for count in found)
 
     async def crossing_s(self, app: str) -> float:

@@ -15,6 +15,7 @@ from tests.kit.waiting import until
 
 from hawker.catalog.base import Site
 from hawker.catalog.gossip.exchange import Answering
+from hawker.catalog.gossip.membership import Probe
 from hawker.catalog.gossip.node import Node
 from hawker.catalog.gossip.packets import Sealer
 from hawker.errors import HawkerError, Unreachable
@@ -57,7 +58,7 @@ async def test_a_member_that_is_being_closed_answers_nothing_more() -> None:
 
     closed = False
     sealer = Sealer("test", ("secret",), random.Random(1))
-    handle = Answering(sealer, lambda why: None, lambda: closed).routes({"/question": answer})["POST", "/question"]
+    handle = Answering(sealer, lambda why: None, lambda: closed).routes({Probe: answer})[0].handler
     call = cast(Call, SimpleNamespace(body=sealer.seal(b"what")))
     assert sealer.open((await handle(call)).body) == b"answered what"
     closed = True

@@ -30,7 +30,7 @@ class Asked(Exchange):
         super().__init__(Sealer("fleet", ["secret"], Random(1)), "token")
         self.asked: list[Any] = []
 
-    async def ask(self, to: Address, path: str, question: Any, kind: Any, timeout_s: float = 5.0) -> Any:
+    async def ask(self, to: Address, call: Any, question: Any, timeout_s: float | None = None) -> Any:
         self.asked.append(question)
         raise PeerUnreachable("ord-2", "does not answer", sent=False)
 
@@ -138,7 +138,7 @@ class Answers(Exchange):
         super().__init__(Sealer("fleet", ["secret"], Random(1)), "token")
         self._owner = owner
 
-    async def ask(self, to: Address, path: str, question: Any, kind: Any, timeout_s: float = 5.0) -> Any:
+    async def ask(self, to: Address, call: Any, question: Any, timeout_s: float | None = None) -> Any:
         found = [self._owner.answer(log, at) for log, at in question.logs]
         return FetchAnswer(tuple(each for each in found if each))
 

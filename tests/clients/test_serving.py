@@ -20,6 +20,7 @@ from hawker.http.handlers import on, unread
 from hawker.model.app_calls import CreateApp, ListApps
 from hawker.model.calls import CALLS, ShowHealth
 from hawker.model.config import CONFIG_BYTES_MAX
+from hawker.model.market import LocateMachine, Order, ReleaseOrder
 from hawker.telemetry import Metrics, logs_into
 
 NO_HEADERS: dict[str, str] = {}
@@ -44,13 +45,9 @@ async def create(call: Call, request: CreateApp) -> Any:
 def app() -> ASGIApp:
     tokens = Tokens({"c": "someone", "a": AGENT})
     served = [unread(ListApps, echo), on(CreateApp, create), unread(ShowHealth, echo)]
-    routes = {
-        ("POST", "/v1/market/reserve"): echo,
-        ("POST", "/v1/market/release"): read,
-        ("GET", "/v1/market/machines/{machine_id}"): echo,
-    }
+    agents = [unread(Order, echo), unread(ReleaseOrder, read), unread(LocateMachine, echo)]
     host = Host(lambda: 1.0, random.Random(1))
-    return Serving(host, tokens, Metrics(), "ord").app(served, agent_routes=routes)
+    return Serving(host, tokens, Metrics(), "ord").app([*served, *agents])
 
 
 async def ask(

@@ -21,10 +21,11 @@ from tests.kit.waiting import eventually
 from hawker.core.sketch import short
 from hawker.errors import NotFound, TooManyRequests
 from hawker.host import Host
-from hawker.http.app import AGENT, Handler, Serving, Tokens
+from hawker.http.app import AGENT, Serving, Tokens
 from hawker.http.call import Call
+from hawker.http.handlers import Route, unread
 from hawker.http.server import serve
-from hawker.model.image_api import Named, PrefetchImage
+from hawker.model.image_api import Named, NameImage, PrefetchImage, ReadBlob
 from hawker.telemetry import Metrics
 from hawker.worker.images.peers import LOOK_S, Peers
 
@@ -63,8 +64,8 @@ class Other:
         await self.silent.wait()
         return Named(digest=DIGEST if self.has and call.request.query_params["image"] == SHOP else "")
 
-    def routes(self) -> dict[tuple[str, str], Handler]:
-        return {("GET", "/v1/images/blobs/{digest}"): self.blob, ("GET", "/v1/images/names"): self.named}
+    def routes(self) -> tuple[Route, ...]:
+        return unread(ReadBlob, self.blob), unread(NameImage, self.named)
 
 
 class Rows:
@@ -86,7 +87,7 @@ async def region(*others: Other, look_s: float = LOOK_S) -> AsyncIterator[Peers]
     servers, rows = [], []
     host = Host(lambda: 1_800_000_000.0, Random(5))
     for other in others:
-        app = Serving(host, Tokens({"token": AGENT}), Metrics(), "ord", other.name).app([], agent_routes=other.routes())
+        app = Serving(host, Tokens({"token": AGENT}), Metrics(), "ord", other.name).app(other.routes())
         sock = socket.create_server(("127.0.0.1", 0))
         servers.append(await serve(app, sock, host))
         port = sock.getsockname()[1]

@@ -14,18 +14,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from starlette.responses import Response
+
 from hawker.agent.listener import Bind, Listener, listen
 from hawker.agent.settings import AgentSettings, BrokerRole, WorkerRole
 from hawker.agent.worker_parts import MakeWorkerParts, Resolving, WorkerParts, live_worker_parts
 from hawker.errors import NotFound
 from hawker.host import Host
 from hawker.http.app import Serving, Tokens, reply
+from hawker.http.handlers import Route, unread
+from hawker.model.agent_calls import ShowMetrics, ShowProxyHealth
 from hawker.model.values import host_port
-from hawker.services import AgentRoutes, Service
+from hawker.services import Service
 from hawker.telemetry import METRICS_CONTENT_TYPE, Metrics
 
 if TYPE_CHECKING:
-    from starlette.responses import Response
     from starlette.types import ASGIApp
 
     from hawker.broker.api import Broker
@@ -126,12 +129,12 @@ class Agent:
             self.reading = reading = CatalogApi(catalog, host)
             yield reading
             serving = Serving(host, self._tokens, self.metrics, settings.region)
-            listeners[0].answer_early(serving.app([], agent_routes=catalog.agent_routes()))
+            listeners[0].answer_early(serving.app(catalog.routes()))
             await catalog.open(await self.worker.check(catalog) if self.worker else None)
             await catalog.joined(within_s=JOIN_S)  # with nobody to ask, or nobody who answers, the worker starts anyway
             if self.worker and parts:
                 app = await self.worker.open(self._tokens, catalog, self._routes(), reading, settings.tokens.cluster)
-                yield _Opened(partial(self._close_worker, self.worker, parts))
+                yield _Opened(partial(self._close_worker, self.worker, parts), self.worker.measure)
                 if parts.network is not None:
                     yield Resolving(parts.network, catalog.view, settings, host)
                 yield _Watch(self.worker.failed, self.failed)
@@ -146,7 +149,7 @@ class Agent:
         if settings.broker:
             self.broker = broker = self._make_broker(settings.broker)
             yield _Opened(broker.close)
-            unserved.pop(0).answer(broker.app(self._tokens, self._routes() if self.catalog else None))
+            unserved.pop(0).answer(broker.app(self._tokens, self._routes()))
         if unserved and self.reading:
             unserved.pop(0).answer(self._reader_app(self.reading))
         yield Answering(listeners, self.reading)
@@ -256,10 +259,13 @@ class Agent:
 
     # --- what it answers ---------------------------------------------------------------------------------------------
 
-    def _routes(self) -> AgentRoutes:
-        """Agents' own paths, but for metrics."""
-        assert self.catalog is not None
-        return {**self.catalog.agent_routes(), ("GET", "/health/proxy"): self._tell_proxy}
+    def _routes(self) -> tuple[Route, ...]:
+        """What every role answers beside its own calls."""
+        catalog = self.catalog.routes() if self.catalog else ()
+        return (*catalog, unread(ShowMetrics, self._tell_metrics), unread(ShowProxyHealth, self._tell_proxy))
+
+    async def _tell_metrics(self, call: Call) -> Response:
+        return Response(self.metrics.exposition(), media_type=METRICS_CONTENT_TYPE)
 
     async def _tell_proxy(self, call: Call) -> Response:
         if self.proxy is None:
@@ -268,21 +274,14 @@ class Agent:
 
     def _reader_app(self, reading: CatalogApi) -> ASGIApp:
         """What an agent serves that has neither worker nor broker: the catalog, its health, its metrics."""
-        from starlette.responses import Response
-
         from hawker.catalog.read.api import health
-        from hawker.http.handlers import unread
         from hawker.model.calls import ShowHealth
 
         async def tell_health(call: Call) -> Response:
             return health("proxy", self.settings.name, reading)
 
-        async def tell_metrics(call: Call) -> Response:
-            return Response(self.metrics.exposition(), media_type=METRICS_CONTENT_TYPE)
-
-        served = (*reading.routes(), unread(ShowHealth, tell_health))
         serving = Serving(self._host, self._tokens, self.metrics, self.settings.region)
-        return serving.app(served, agent_routes={**self._routes(), ("GET", "/metrics"): tell_metrics})
+        return serving.app((*self._routes(), *reading.routes(), unread(ShowHealth, tell_health)))
 
 
 class _Opened(Service):

@@ -5,7 +5,7 @@ What belongs to one machine is passed on to its worker (`hawker.broker.relay`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -28,9 +28,9 @@ from hawker.catalog.read.api import CATALOG_CALLS, CatalogApi, check_sql, health
 from hawker.core.ranking import Policy
 from hawker.errors import Conflict, Invalid, NameTaken, NotBuilt, NotFound, Refused, Unreachable
 from hawker.host import Host
-from hawker.http.app import Handler, Serving, Tokens
+from hawker.http.app import Serving, Tokens
 from hawker.http.call import Call
-from hawker.http.handlers import on, unread
+from hawker.http.handlers import Route, on, unread
 from hawker.http.image_calls import image_routes
 from hawker.http.openapi import document
 from hawker.model import api, views
@@ -46,7 +46,7 @@ from hawker.model.regions import expand, place
 from hawker.model.request_codec import Encoded
 from hawker.model.unbuilt_calls import UNBUILT_CALLS, empty
 from hawker.model.values import HOST_IMAGE, check_app_name, check_label, is_machine_id
-from hawker.telemetry import METRICS_CONTENT_TYPE, Metrics
+from hawker.telemetry import Metrics
 
 KEY_CHARACTERS_MAX = 255
 BUILDER_ROLE = "remote-docker-builder"
@@ -83,8 +83,8 @@ class Broker:
         self._reading = reading
         self._replacing = Replacement(fleet)
 
-    def app(self, tokens: Tokens, routes: Mapping[tuple[str, str], Handler] | None = None) -> ASGIApp:
-        """The ASGI application: the whole public API, and `routes` for agents."""
+    def app(self, tokens: Tokens, routes: Iterable[Route] = ()) -> ASGIApp:
+        """The ASGI application: the whole public API, and `routes`."""
         catalog = self._reading.routes() if self._reading else [unread(kind, no_catalog) for kind in CATALOG_CALLS]
         served = (
             on(CreateMachine, self.create_machine),
@@ -109,7 +109,7 @@ class Broker:
             unread(ShowOpenApi, self.openapi),
         )
         serving = Serving(self._host, tokens, self._metrics, self._region)
-        return serving.app(served, agent_routes={**(routes or {}), ("GET", "/metrics"): self.metrics})
+        return serving.app((*served, *routes))
 
     @property
     def releasing(self) -> int:
@@ -374,9 +374,6 @@ class Broker:
 
     async def openapi(self, call: Call) -> Response:
         return Response(_openapi(), media_type="application/json")
-
-    async def metrics(self, call: Call) -> Response:
-        return Response(self._metrics.exposition(), media_type=METRICS_CONTENT_TYPE)
 
 
 @cache

@@ -7,7 +7,7 @@ Each row has one owner, and an owner's versions are shown whole and in their ord
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,9 +15,9 @@ import msgspec
 
 from hawker.catalog.view import RowView
 from hawker.host import Host
+from hawker.http.handlers import Route
 from hawker.model.api import Member
 from hawker.model.catalog import Change, Position, Range, Tier, Version
-from hawker.services import AgentRoutes
 from hawker.store.sql import TEXT_MAX, Found
 from hawker.telemetry import Metrics
 
@@ -69,7 +69,7 @@ class Catalog(Protocol):
         """Wait until what is known elsewhere was read, at most so long, and not at all with nobody to ask. Raises
         `HawkerError` when another node has this one's name."""
 
-    def agent_routes(self) -> AgentRoutes:
+    def routes(self) -> Iterable[Route]:
         """What other nodes ask of this one. Nodes ask before the agent's roles serve."""
 
     def seen(self, owner: str) -> Mapping[Tier, Position]:

@@ -76,12 +76,9 @@ class Serving:
         self._region = region
         self._worker = worker
 
-    def app(self, routes: Iterable[Route], *, agent_routes: Mapping[tuple[str, str], Handler] | None = None) -> ASGIApp:
-        """`agent_routes`, by (method, path), are for agents only, as are `routes` whose declaration says so: others get
-        404."""
+    def app(self, routes: Iterable[Route]) -> ASGIApp:
+        """Calls whose declaration says that they are for agents answer everybody else with 404."""
         found = Routes(self._missing)
-        for (method, path), handler in (agent_routes or {}).items():
-            found.add(method, path, self._endpoint(f"{method} {path}", handler, agents_only=True))
         for kind, handler in routes:
             op, agents = kind.op, kind.op.callers == "agents"
             serve = self._endpoint(op.name, handler, success=op.success, agents_only=agents, raw=bool(op.raw))

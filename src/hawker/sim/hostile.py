@@ -17,12 +17,13 @@ import msgspec
 
 from hawker.catalog.base import Site
 from hawker.catalog.gossip import rumours
-from hawker.catalog.gossip.joining import JOIN, JoinAsk
+from hawker.catalog.gossip.exchange import Sealed
+from hawker.catalog.gossip.joining import Join, JoinAsk
 from hawker.catalog.gossip.membership import KIND as SWIM
-from hawker.catalog.gossip.membership import MEMBERS
+from hawker.catalog.gossip.membership import ExchangeMembers
 from hawker.catalog.gossip.node import Node
 from hawker.catalog.gossip.packets import UNREADABLE, Sealer
-from hawker.catalog.gossip.replication import DIGEST, FETCH, DigestAsk, FetchAsk
+from hawker.catalog.gossip.replication import CompareDigests, DigestAsk, FetchAsk, FetchLogs
 from hawker.catalog.gossip.rumours import KIND
 from hawker.client.wire import PeerUnreachable
 from hawker.core.swim.members import Member, Status
@@ -96,18 +97,18 @@ class _Stranger:
             case _:
                 return kind, self._sealer.seal(KIND + _encode([self._nonsense() for _ in range(rng.randrange(1, 4))]))
 
-    def body(self) -> tuple[str, bytes]:
-        """A path and what is posted to it, before sealing."""
+    def body(self) -> tuple[type[Sealed[Any]], bytes]:
+        """A call and what is posted with it, before sealing."""
         rng = self._rng
-        path = rng.choice((DIGEST, FETCH, JOIN, MEMBERS))
-        valid: Any = {
-            DIGEST: DigestAsk("region", rng.randbytes(rng.choice((0, 10, 2048)))),
-            FETCH: FetchAsk(((HONEST, Position(rng.choice((0, EPOCH)), rng.randrange(5))),)),
-            JOIN: JoinAsk("ord", self._swim.me, 0),
-            MEMBERS: rng.randbytes(30),
-        }[path]
-        whole = _encode(valid)
-        return path, rng.choice((whole, self._mutated(whole), rng.randbytes(rng.randrange(100))))
+        valid: dict[type[Sealed[Any]], Any] = {
+            CompareDigests: DigestAsk("region", rng.randbytes(rng.choice((0, 10, 2048)))),
+            FetchLogs: FetchAsk(((HONEST, Position(rng.choice((0, EPOCH)), rng.randrange(5))),)),
+            Join: JoinAsk("ord", self._swim.me, 0),
+            ExchangeMembers: rng.randbytes(30),
+        }
+        call = rng.choice(list(valid))
+        whole = _encode(valid[call])
+        return call, rng.choice((whole, self._mutated(whole), rng.randbytes(rng.randrange(100))))
 
     def _poison(self) -> bytes:
         """A version in its place whose row makes no sense."""
@@ -192,7 +193,7 @@ async def throw(loop: SimLoop, count: int, seed: int, directory: Path) -> Report
         )
         node = Node(site)
         serving = Serving(host, Tokens({TOKEN: AGENT}), metrics, "ord")
-        await serve(serving.app([], agent_routes=node.agent_routes()), (victim.address, PORT), host)
+        await serve(serving.app(node.routes()), (victim.address, PORT), host)
         await node.open()
         members.append(node)
 
@@ -212,13 +213,13 @@ async def throw(loop: SimLoop, count: int, seed: int, directory: Path) -> Report
             sent[kind] += 1
             node.received((attacker.address, PORT), message)
             if n % 10 == 0:
-                path, body = stranger.body()
-                sent[f"body to {path}"] += 1
+                call, body = stranger.body()
+                sent[f"body to {call.op.path}"] += 1
                 try:
-                    await node.exchange.ask_bytes((victim.address, PORT), path, body)
+                    await node.exchange.ask_bytes((victim.address, PORT), call, body)
                 except PeerUnreachable as error:
                     if "status 400" not in str(error):
-                        wrong.append(f"{path}: {error}")
+                        wrong.append(f"{call.op.path}: {error}")
             if n % 100 == 0:
                 node.received((attacker.address, PORT), stranger.sealed(KIND + _encode([honest])))
                 node.replication.take()

@@ -9,7 +9,7 @@ that ends.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from itertools import chain
 
@@ -20,9 +20,9 @@ from hawker.catalog.base import Catalog
 from hawker.catalog.publish.publisher import Publisher
 from hawker.catalog.read.api import CatalogApi, health
 from hawker.host import Host
-from hawker.http.app import Handler, Serving, Tokens
+from hawker.http.app import Serving, Tokens
 from hawker.http.call import Call
-from hawker.http.handlers import unread
+from hawker.http.handlers import Route, unread
 from hawker.images.base import ImageSource
 from hawker.model.calls import ShowHealth
 from hawker.network.base import HostNetwork
@@ -30,7 +30,7 @@ from hawker.plugins import installed
 from hawker.services import opened
 from hawker.store.db import Store
 from hawker.store.reserve import Reserve
-from hawker.telemetry import METRICS_CONTENT_TYPE, Metrics, get_logger
+from hawker.telemetry import Metrics, get_logger
 from hawker.worker.assembly import Assembly
 from hawker.worker.context import WorkerContext
 from hawker.worker.driver_news import DriverNews
@@ -145,12 +145,12 @@ class Worker:
         self,
         tokens: Tokens,
         catalog: Catalog | None = None,
-        routes: Mapping[tuple[str, str], Handler] | None = None,
+        routes: Iterable[Route] = (),
         reading: CatalogApi | None = None,
         token: str = "",
     ) -> ASGIApp:
         """The rest, up to serving. The view of `catalog` tells which machines have gone to other workers; `routes` are
-        served beside the worker's own, to agents; `reading` is the catalog for everybody; `token` is what agents know
+        served beside the worker's own; `reading` is the catalog for everybody; `token` is what agents know
         each other by."""
         settings, host = self.settings, self._host
         context = WorkerContext(
@@ -174,13 +174,12 @@ class Worker:
         )
         self._reading = reading
         served = [
+            *routes,
             *(reading.routes() if reading else ()),
             *(route for service in parts.services for route in service.routes()),
             unread(ShowHealth, self._health),
         ]
-        agent_routes = {**(routes or {}), ("GET", "/metrics"): self._metrics}
-        serving = Serving(host, tokens, self.metrics, settings.region, settings.name)
-        return serving.app(served, agent_routes=agent_routes)
+        return Serving(host, tokens, self.metrics, settings.region, settings.name).app(served)
 
     async def close(self, *, stop_machines: bool = False) -> None:
         """Stop serving first, close `store` after it. Machines go on running unless `stop_machines`; those are started
@@ -197,10 +196,10 @@ class Worker:
     async def _health(self, call: Call) -> Response:
         return health("worker", self.settings.name, self._reading)
 
-    async def _metrics(self, call: Call) -> Response:
+    def measure(self, metrics: Metrics) -> None:
+        """Set the gauges of all parts, just before somebody reads the metrics."""
         for service in self.parts.services:
-            service.measure(self.metrics)
-        return Response(self.metrics.exposition(), media_type=METRICS_CONTENT_TYPE)
+            service.measure(metrics)
 
 
 def _installed_kinds() -> list[Kind[Parts]]:

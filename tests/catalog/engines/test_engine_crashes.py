@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.catalog.engines.fleet import CHECKS, Fleet, catalog, in_fleet, rows, seen_check, worker
+from tests.kit.tiers import full
 from tests.kit.waiting import until
 
 from hawker.model.rows import CheckRow
@@ -84,12 +85,12 @@ def cut_at(engine: str, directory: Path, at: int | None) -> int:
     return changes[0]
 
 
-@pytest.mark.slow
 @pytest.mark.crash
+@pytest.mark.parametrize("every", [5, *full(1)])
 def test_wherever_the_power_goes_while_a_worker_publishes_nothing_is_lost_or_goes_back(
-    engine: str, tmp_path: Path
+    engine: str, every: int, tmp_path: Path
 ) -> None:
     changes = cut_at(engine, tmp_path / "whole", None)
     assert changes > 2 * COMMITS, "each commit writes and syncs"
-    for at in range(1, changes + 1):
+    for at in range(1, changes + 1, every):
         cut_at(engine, tmp_path / str(at), at)

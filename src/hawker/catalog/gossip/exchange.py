@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -17,18 +17,41 @@ from hawker.catalog.gossip.packets import UNREADABLE, NotOurs, Sealer
 from hawker.client.connection import Peer
 from hawker.client.wire import PeerUnreachable
 from hawker.errors import Invalid, Refused, Unreachable
-from hawker.http.app import Handler
 from hawker.http.call import Call
+from hawker.http.handlers import Handler, Route, unread
+from hawker.model.op import BYTES, Op, Request, reply_of
 
-T = TypeVar("T")
+R = TypeVar("R")
 Address = tuple[str, int]
+Answer = Callable[[bytes], Awaitable[bytes]]
+"""What answers a question, both opened."""
 
 CALL_S = 5.0
 FETCH_S = 60.0
 ANSWER_BYTES_MAX = 64 << 20
 """A snapshot of a worker with 100,000 machines is half of this."""
 PEERS_KEPT = 64
-MEDIA_TYPE = "application/octet-stream"
+
+
+class Sealed(Request[R], Generic[R]):
+    """Base of what members ask each other. The body is a sealed message, and so is that of the answer, which has the
+    type `R`. Each may be repeated."""
+
+    message: bytes = b""
+
+
+def sealed_op(name: str, deadline_s: float = CALL_S) -> Op:
+    return Op(
+        f"Catalog_{name}",
+        "POST",
+        f"/v1/catalog/{name}",
+        served="any",
+        callers="agents",
+        raw="message",
+        idempotent=True,
+        deadline_s=deadline_s,
+        media=BYTES,
+    )
 
 
 class NotAMember(Refused):
@@ -57,35 +80,45 @@ class Exchange:
 
     def __init__(self, sealer: Sealer, token: str) -> None:
         self._sealer = sealer
-        self._headers = {"authorization": f"Bearer {token}", "content-type": MEDIA_TYPE}
+        self._headers = {"authorization": f"Bearer {token}", "content-type": BYTES}
         self._peers: OrderedDict[Address, Peer] = OrderedDict()
         self.bytes_sent = 0
         self.bytes_received = 0
 
-    async def ask(self, to: Address, path: str, question: Any, kind: type[T], timeout_s: float = CALL_S) -> T:
+    async def ask(self, to: Address, call: type[Sealed[R]], question: Any, timeout_s: float | None = None) -> R:
         """Raises `PeerUnreachable`, also for an answer that does not open or read."""
-        answer = await self.ask_bytes(to, path, _encode(question), timeout_s)
+        answer = await self.ask_bytes(to, call, _encode(question), timeout_s)
         try:
-            return msgspec.msgpack.decode(answer, type=kind)
+            found: R = msgspec.msgpack.decode(answer, type=reply_of(call))
         except UNREADABLE as error:
-            raise PeerUnreachable(_named(to), f"answered {path} with what does not read: {error}", sent=True) from error
+            why = f"answered {call.op.path} with what does not read: {error}"
+            raise PeerUnreachable(_named(to), why, sent=True) from error
+        return found
 
-    async def ask_bytes(self, to: Address, path: str, question: bytes, timeout_s: float = CALL_S) -> bytes:
-        body = self._sealer.seal(question)
+    async def ask_bytes(
+        self, to: Address, call: type[Sealed[Any]], question: bytes, timeout_s: float | None = None
+    ) -> bytes:
+        """The same with messages that the caller reads itself."""
+        op, body = call.op, self._sealer.seal(question)
         response = await (await self._peer(to)).request(
-            "POST", path, body=body, timeout_s=timeout_s, idempotent=True, body_bytes_max=ANSWER_BYTES_MAX
+            op.method,
+            op.path,
+            body=body,
+            timeout_s=timeout_s or op.deadline_s,
+            idempotent=op.idempotent,
+            body_bytes_max=ANSWER_BYTES_MAX,
         )
         self.bytes_sent += len(body)
         self.bytes_received += len(response.body)
         if why := REFUSED.get(response.status):
             raise Refuses(_named(to), why)
         if response.status != 200:
-            raise PeerUnreachable(_named(to), f"answered {path} with status {response.status}", sent=True)
+            raise PeerUnreachable(_named(to), f"answered {op.path} with status {response.status}", sent=True)
         try:
             return self._sealer.open(response.body)
         except NotOurs as error:
             raise PeerUnreachable(
-                _named(to), f"answered {path} with what does not open: {error.why}", sent=True
+                _named(to), f"answered {op.path} with what does not open: {error.why}", sent=True
             ) from error
 
     async def close(self) -> None:
@@ -115,10 +148,10 @@ class Answering:
         self._strangers = strangers
         self._closed = closed
 
-    def routes(self, answers: Mapping[str, Callable[[bytes], Awaitable[bytes]]]) -> dict[tuple[str, str], Handler]:
-        return {("POST", path): self._handler(answer) for path, answer in answers.items()}
+    def routes(self, answers: Mapping[type[Sealed[Any]], Answer]) -> tuple[Route, ...]:
+        return tuple(unread(call, self._handler(answer)) for call, answer in answers.items())
 
-    def _handler(self, answer: Callable[[bytes], Awaitable[bytes]]) -> Handler:
+    def _handler(self, answer: Answer) -> Handler:
         async def handle(call: Call) -> Response:
             try:
                 question = self._sealer.open(call.body)
@@ -135,7 +168,7 @@ class Answering:
             except UNREADABLE as error:
                 self._strangers("unreadable")
                 raise Invalid("body", "...", f"not a question of this version of Hawker: {error}") from error
-            return Response(self._sealer.seal(answered), media_type=MEDIA_TYPE)
+            return Response(self._sealer.seal(answered), media_type=BYTES)
 
         return handle
 

@@ -14,7 +14,7 @@ from random import Random
 
 import msgspec
 
-from hawker.catalog.gossip.exchange import Address, Exchange
+from hawker.catalog.gossip.exchange import Address, Exchange, Sealed, sealed_op
 from hawker.catalog.gossip.membership import Membership
 from hawker.catalog.gossip.replica import Replica
 from hawker.catalog.gossip.replication import Replication
@@ -24,7 +24,6 @@ from hawker.errors import StoreError
 from hawker.model.catalog import TIERS
 from hawker.telemetry import get_logger
 
-JOIN = "/v1/catalog/join"
 FIRST_S, MOST_S = 0.5, 15.0
 LOOK_S = 10.0
 INTRODUCED_MOST = 64
@@ -53,6 +52,12 @@ class JoinAnswer(msgspec.Struct, frozen=True, array_like=True):
     region: str
     members: tuple[View, ...]
     holder: str = ""
+
+
+class Join(Sealed[JoinAnswer]):
+    """Introduce a new member."""
+
+    op = sealed_op("join")
 
 
 class Joining:
@@ -157,7 +162,7 @@ class Joining:
         me = self._membership.swim.members[self._me.name]
         try:
             ask = JoinAsk(self._me.region, me.member, me.incarnation)
-            answer = await self._exchange.ask(address, JOIN, ask, JoinAnswer, HOLDER_S)
+            answer = await self._exchange.ask(address, Join, ask, HOLDER_S)
         except PeerUnreachable:
             return False  # it moved, or ended
         there = answer.members[0].member if answer.members else None
@@ -224,7 +229,7 @@ class Joining:
         me = self._membership.swim.members[self._me.name]
         ask = JoinAsk(self._me.region, me.member, me.incarnation)
         try:
-            answer = await self._exchange.ask(address, JOIN, ask, JoinAnswer)
+            answer = await self._exchange.ask(address, Join, ask)
             if answer.holder:
                 self._taken(answer.holder)
                 return False

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from hawker.catalog.gossip.exchange import Address, Exchange
+from hawker.catalog.gossip.exchange import Address, Exchange, Sealed, sealed_op
 from hawker.catalog.gossip.packets import PAYLOAD_MAX
 from hawker.catalog.gossip.replica import Replica
 from hawker.client.wire import PeerUnreachable
@@ -21,10 +21,20 @@ from hawker.errors import StoreError
 from hawker.host import Host
 from hawker.telemetry import get_logger
 
-MEMBERS = "/v1/catalog/members"
-PROBE = "/v1/catalog/probe"
 KIND = b"s"
 """The first byte of a packet of membership."""
+
+
+class ExchangeMembers(Sealed[bytes]):
+    """Exchange whole tables of members, as `core.swim` writes them."""
+
+    op = sealed_op("members")
+
+
+class Probe(Sealed[None]):
+    """Answer: the member lives, although its datagrams get lost."""
+
+    op = sealed_op("probe")
 
 
 class Surroundings(Protocol):
@@ -176,7 +186,7 @@ class Membership:
     async def _probe(self, member: Member, probe_id: int, deadline: float) -> None:
         loop = asyncio.get_running_loop()
         try:
-            await self._exchange.ask_bytes(member.address, PROBE, b"", max(0.05, deadline - loop.time()))
+            await self._exchange.ask_bytes(member.address, Probe, b"", max(0.05, deadline - loop.time()))
             reached = True
             self._node.reached()  # where datagrams are lost, streams may get through
         except PeerUnreachable:
@@ -190,7 +200,7 @@ class Membership:
         try:
             ask: bytes | None = self.swim.push_pull_ask(loop.time())
             while ask is not None:
-                answer = await self._exchange.ask_bytes(member.address, MEMBERS, ask)
+                answer = await self._exchange.ask_bytes(member.address, ExchangeMembers, ask)
                 ask = self.swim.push_pull_done(loop.time(), answer)
                 self.act()
             await self._node.exchange_logs(member)

@@ -2,7 +2,7 @@
 
     node = Node(site)
     await node.open(source)           # None for an agent that owns no rows
-    ... serve node.agent_routes() at site.host:site.port ...
+    ... serve node.routes() at site.host:site.port ...
     await node.close()
 
 Datagrams go to the same port as HTTP. A region's nodes are one SWIM group; other regions are reached now and then, by
@@ -22,15 +22,15 @@ from typing import Any, cast
 from hawker.catalog.base import Site, Source
 from hawker.catalog.gossip import membership, rumours
 from hawker.catalog.gossip.bridging import Bridging
-from hawker.catalog.gossip.exchange import Address, Answering, Exchange
-from hawker.catalog.gossip.joining import JOIN, Joining
+from hawker.catalog.gossip.exchange import Address, Answer, Answering, Exchange, Sealed
+from hawker.catalog.gossip.joining import Join, Joining
 from hawker.catalog.gossip.local_log import LocalLog
-from hawker.catalog.gossip.membership import MEMBERS, PROBE, Membership
+from hawker.catalog.gossip.membership import ExchangeMembers, Membership, Probe
 from hawker.catalog.gossip.notes import Notes
 from hawker.catalog.gossip.packets import UNREADABLE, NotOurs, Sealer
 from hawker.catalog.gossip.readiness import Readiness
 from hawker.catalog.gossip.replica import Replica
-from hawker.catalog.gossip.replication import DIGEST, FETCH, Replication
+from hawker.catalog.gossip.replication import CompareDigests, FetchLogs, Replication
 from hawker.catalog.gossip.rumours import RumourSender
 from hawker.catalog.gossip.standings import Standings
 from hawker.client.wire import PeerUnreachable
@@ -40,9 +40,9 @@ from hawker.core.freshness import Freshness
 from hawker.core.swim.members import Member
 from hawker.core.swim.settings import LAN, Settings
 from hawker.errors import HawkerError, NotFound, StoreError
+from hawker.http.handlers import Route
 from hawker.model import api
 from hawker.model.catalog import TIERS, Change, LogId, Position, Tier, Version
-from hawker.services import AgentRoutes
 from hawker.telemetry import Metrics, get_logger
 
 RECHECK_S = 5.0
@@ -155,14 +155,14 @@ class Node:
             self._transport.close()
         self.replica.close()
 
-    def agent_routes(self) -> AgentRoutes:
+    def routes(self) -> tuple[Route, ...]:
         """What other members ask over HTTP."""
-        answers = {
-            DIGEST: self.replication.answer_digest,
-            FETCH: self.replication.answer_fetch,
-            JOIN: self._joining.answer,
-            MEMBERS: self.membership.answer_members,
-            PROBE: self.membership.answer_probe,
+        answers: dict[type[Sealed[Any]], Answer] = {
+            CompareDigests: self.replication.answer_digest,
+            FetchLogs: self.replication.answer_fetch,
+            Join: self._joining.answer,
+            ExchangeMembers: self.membership.answer_members,
+            Probe: self.membership.answer_probe,
         }
         return Answering(self._sealer, self._stranger, lambda: self._closed).routes(answers)
 

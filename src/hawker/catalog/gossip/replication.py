@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from hawker.catalog.gossip.exchange import FETCH_S, Address, Exchange
+from hawker.catalog.gossip.exchange import FETCH_S, Address, Exchange, Sealed, sealed_op
 from hawker.catalog.gossip.readiness import Readiness
 from hawker.catalog.gossip.replica import Replica
 from hawker.client.wire import PeerUnreachable
@@ -22,8 +22,6 @@ from hawker.errors import StoreError
 from hawker.model.catalog import LogId, Position, Range, Tier, Version
 from hawker.telemetry import Metrics, get_logger
 
-DIGEST = "/v1/catalog/digest"
-FETCH = "/v1/catalog/fetch"
 HOLE_S = 0.1
 """Half a gossip tick: another neighbour may be about to tell."""
 SOON_S = 0.005
@@ -53,6 +51,12 @@ class DigestAnswer(msgspec.Struct, frozen=True, array_like=True):
     complete: bool = True
 
 
+class CompareDigests(Sealed[DigestAnswer]):
+    """Say which logs differ, and where they stand."""
+
+    op = sealed_op("digest")
+
+
 class FetchAsk(msgspec.Struct, frozen=True, array_like=True):
     """Logs, and where the asker stands in each."""
 
@@ -64,6 +68,12 @@ class FetchAnswer(msgspec.Struct, frozen=True, array_like=True):
 
     ranges: tuple[Range, ...]
     rest: int = 0
+
+
+class FetchLogs(Sealed[FetchAnswer]):
+    """Give what lies beyond the asker's positions."""
+
+    op = sealed_op("fetch", FETCH_S)
 
 
 class Replication:
@@ -244,7 +254,7 @@ class Replication:
         If it differs from us it does the same with us then, when `mutual`. Raises `PeerUnreachable`.
         """
         ask = DigestAsk(tier, ownerlog.digest(self._positions(tier)), self._address if mutual else None)
-        answer = await self._exchange.ask(with_, DIGEST, ask, DigestAnswer)
+        answer = await self._exchange.ask(with_, CompareDigests, ask)
         lacking: dict[LogId, Position] = {}
         for owner, theirs in answer.positions:
             log = LogId(owner, tier)
@@ -270,7 +280,7 @@ class Replication:
         try:
             while todo:
                 ask = FetchAsk(tuple((log, self._replica.position(log)) for log in todo))
-                answer = await self._exchange.ask(source, FETCH, ask, FetchAnswer, FETCH_S)
+                answer = await self._exchange.ask(source, FetchLogs, ask)
                 before = {found.origin.log: self._replica.position(found.origin.log) for found in answer.ranges}
                 if answer.ranges:
                     ranges = [found for found in answer.ranges if found.origin.owner != self._me]

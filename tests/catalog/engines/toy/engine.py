@@ -23,9 +23,9 @@ from hawker.catalog.base import Site, Source
 from hawker.catalog.tables.ingest import Batch
 from hawker.catalog.tables.tables import Tables
 from hawker.errors import NotFound, StoreError
+from hawker.http.handlers import Route
 from hawker.model.api import Member, OwnerLog
 from hawker.model.catalog import NOTHING, TIERS, LogId, Origin, Position, Range, Tier
-from hawker.services import AgentRoutes
 from hawker.store.connection import translated
 from hawker.telemetry import Metrics
 
@@ -113,8 +113,8 @@ class Toy:
     async def joined(self, within_s: float) -> None:
         """`open` has read all there is."""
 
-    def agent_routes(self) -> AgentRoutes:
-        return {}
+    def routes(self) -> tuple[Route, ...]:
+        return ()
 
     def seen(self, owner: str) -> Mapping[Tier, Position]:
         return {tier: self._shared.end(LogId(owner, tier)) for tier in TIERS}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.catalog.engines.fleet import CHECKS, PORT, USER, Fleet, in_fleet, rows, seen_check
 from tests.catalog.engines.toy.engine import SharedLog
+from tests.kit.tiers import full
 from tests.kit.waiting import until
 
 from hawker.client.connection import Peer
@@ -55,10 +56,11 @@ def cut_shared_disk(directory: Path, at: int | None) -> int:
 
 
 @pytest.mark.crash
-def test_wherever_the_shared_disk_loses_power_each_version_is_there_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [4, *full(1)])
+def test_wherever_the_shared_disk_loses_power_each_version_is_there_once(every: int, tmp_path: Path) -> None:
     changes = cut_shared_disk(tmp_path, None)
     assert changes > 3 * COMMITS, "an entry is written to the journal, to the file, and synced"
-    for at in range(1, changes + 1):
+    for at in range(1, changes + 1, every):
         cut_shared_disk(tmp_path, at)
 
 
