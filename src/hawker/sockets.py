@@ -18,7 +18,7 @@ LAST_BYTES = 1 << 18
 
 
 class Sockets:
-    """Of this host."""
+    """The sockets of this host."""
 
     async def connected(self, address: Address, within_s: float) -> socket.socket | None:
         """A connection, if one is taken now. On this host that is known within the call, and no task is switched."""

@@ -131,5 +131,5 @@ class _Fields:
         return int.from_bytes(self.take(size), "big")
 
     def vector(self, size: int) -> bytes:
-        """With its length before it, a number of `size` bytes."""
+        """Read a field that has its length before it, a number of `size` bytes."""
         return self.take(self.number(size))

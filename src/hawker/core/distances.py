@@ -20,7 +20,7 @@ from hawker.model.regions import PLACES, angle, place
 SAMPLES = 8
 """Round trips that count, the newest: who is farther away now is so after as many."""
 CLEARLY = 0.2
-"""Of a distance: less than that is no change."""
+"""The part of a distance below which a difference is no change."""
 LEAST_S = 0.001
 """Nor is less than that."""
 _EARTH_M = 6_371_000
@@ -30,7 +30,7 @@ the large clouds."""
 
 
 class Distances:
-    """From the region `here`."""
+    """The distances from the region `here`."""
 
     def __init__(self, here: str) -> None:
         self._here = here

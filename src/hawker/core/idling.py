@@ -59,7 +59,8 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, machine: str, services: Sequence[Use], used_at: float, *, mine: bool = True) -> Running:
-        """Of several services the least aggressive says how it stops, and the largest minimum counts."""
+        """How an app is stopped, if it has several services: the least aggressive says how, and the largest minimum
+        counts."""
         return cls(
             machine=machine,
             autostop=least_aggressive([use.autostop for use in services]),
@@ -148,8 +149,8 @@ def _stop(machine: Running) -> Stop:
 
 
 def _all_load(running: Iterable[Running]) -> float:
-    """In machines filled to their soft limits. Where nobody here knows, it is taken to be as elsewhere: requests spread
-    evenly."""
+    """The load, in machines filled to their soft limits. Where nobody here knows it, it is taken to be as elsewhere:
+    requests spread evenly."""
     known = [each.load for each in running if each.in_flight is not None]
     unknown = sum(each.in_flight is None for each in running)
     return sum(known) + (sum(known) / len(known) * unknown if known else 0.0)

@@ -20,7 +20,7 @@ from types import MappingProxyType
 FAILED_LEAST = 3
 """Looks in vain since it was last heard of: one lost packet is no outage."""
 DEAD_PART = 1 / 3
-"""Of the while, when membership has it dead."""
+"""The part of that time which is enough when membership has the worker dead."""
 NONE_STOOD: Mapping[str, int] = MappingProxyType({})
 
 

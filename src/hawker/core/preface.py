@@ -20,7 +20,8 @@ _V1 = b"PROXY "
 _V1_MOST = 107
 """Bytes of the longest line of version 1 (section 2.1)."""
 _V2_MOST = 4096
-"""Of what follows the fixed part of version 2: addresses take 36, and what else may be there is skipped."""
+"""How much is read of what follows the fixed part of version 2: addresses take 36 bytes, and what else may be there is
+skipped."""
 _FAMILIES = {0x11: 4, 0x21: 16}
 """TCP over IPv4 and IPv6 -> bytes of an address."""
 
@@ -30,7 +31,7 @@ class BadPreface(Exception):
 
 
 class Way(msgspec.Struct, frozen=True):
-    """Of a connection: from where it comes, and where it was made to. Addresses in letters, and ports."""
+    """Where a connection comes from, and where it was made to: addresses in letters, and ports."""
 
     source: tuple[str, int]
     target: tuple[str, int]

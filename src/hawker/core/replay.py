@@ -24,7 +24,7 @@ from hawker.model.values import parse_duration_s
 
 JSON_TYPE = b"application/vnd.fly.replay+json"
 REPLAYS_MOST = 10
-"""Of one request: then PA02."""
+"""How often one request is replayed; then it gets PA02."""
 BODY_BYTES_MOST = 1 << 20
 """What a request may have of a body to be replayed: then PA01."""
 TTL_S_LEAST = 10
@@ -53,7 +53,8 @@ class Transform(msgspec.Struct, frozen=True, kw_only=True):
     given: tuple[Field, ...] = ()
 
     def apply(self, target: bytes, fields: list[Field]) -> tuple[bytes, list[Field]]:
-        """For a request's own fields: what proxies add comes after it, and is never changed by an app."""
+        """What a replay changes in a request's own fields. What proxies add comes after it, and an app never changes
+        that."""
         if self.deleted or self.given:
             out = self.deleted | {name for name, _ in self.given}
             fields = [*(field for field in fields if field[0] not in out), *self.given]
@@ -61,8 +62,8 @@ class Transform(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Remember(msgspec.Struct, frozen=True, kw_only=True):
-    """That requests below `prefix` ("/a/b", or "" for all) go the same way for `ttl_s` seconds. `domain` "": that of
-    the request. `invalidate`: what is remembered of this request's path is forgotten."""
+    """The app says that requests below `prefix` ("/a/b", or "" for all) go the same way for `ttl_s` seconds. `domain`
+    "": that of the request. `invalidate`: what is remembered of this request's path is forgotten."""
 
     prefix: str = ""
     domain: str = ""
@@ -102,7 +103,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replay_of(fields: Iterable[Field]) -> Replay | None:
-    """From an answer's fields; None when they ask for none. Raises `BadReplay`."""
+    """Read a replay from an answer's fields; None when they ask for none. Raises `BadReplay`."""
     said: bytes | None = None
     cache: dict[bytes, bytes] = {}
     for name, value in fields:
@@ -128,7 +129,7 @@ def replay_of(fields: Iterable[Field]) -> Replay | None:
 
 
 def read_json(body: bytes) -> Replay:
-    """From the body of an answer of `JSON_TYPE`. Raises `BadReplay`."""
+    """Read a replay from the body of an answer of `JSON_TYPE`. Raises `BadReplay`."""
     try:
         said = msgspec.json.decode(body, type=_Json)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

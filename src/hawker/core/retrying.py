@@ -26,9 +26,9 @@ IDEMPOTENT = SAFE | {b"PUT", b"DELETE"}
 def may_retry(
     method: bytes, how: Failure, *, sent: bool, whole: bool, tries: int, sent_tries: int, sent_most: int = SENT_MOST
 ) -> bool:
-    """After a failure. `sent`: any byte of the request may have reached a machine; `whole`: what was sent is kept, to
-    be sent again. `tries` and `sent_tries` count this one: all, and those in which something was sent. `sent_most`: 1
-    where another proxy has chosen the machine and counts, else each of its tries would become as many here.
+    """Whether a request may be made again after a failure. `sent`: any byte of the request may have reached a machine;
+    `whole`: what was sent is kept, to be sent again. `tries` and `sent_tries` count this one: all, and those in which
+    something was sent.
 
     A worker's proxy that says "elsewhere" or "crowded" has passed nothing on. If it adds how its try failed, that is
     the failure.

@@ -116,7 +116,8 @@ def _apart(networks: Iterable[Network]) -> Iterator[Network]:
 
 
 def address_of(text: bytes) -> Address | None:
-    """With or without a port, which some load balancers add; of a mapped IPv4 address the IPv4 one."""
+    """An address with or without a port, which some load balancers add; an IPv4 address that is mapped into IPv6 as the
+    IPv4 one."""
     host = text.decode("latin-1")
     if host[:1] == "[":
         host = host[1:].partition("]")[0]
@@ -130,5 +131,5 @@ def address_of(text: bytes) -> Address | None:
 
 
 def _last(value: bytes) -> bytes:
-    """Of a list: what the proxy said that is asked by nobody but those who are trusted."""
+    """The last entry of a list, which the trusted proxy wrote that connects to this one."""
     return value.rpartition(b",")[2].strip()

@@ -18,7 +18,7 @@ from hawker.sim.plan import Plan, plan_of
 from hawker.sim.running import Report, simulate
 
 FEW, MANY = 5, 100
-"""From `MANY` seeds on, every named path must have been taken; from `FEW` on, the common ones."""
+"""With `MANY` seeds or more, every named path must have been taken; with `FEW` or more, the common ones."""
 SEEDS_A_PROCESS = 20  # then a fresh one: Python gives little memory back
 
 

@@ -87,7 +87,7 @@ class Cluster(Fleet):
     # --- a run -------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """All four parts. What was wrong is in `violations` afterwards."""
+        """Run all four parts. What was wrong is in `violations` afterwards."""
         await self.up()
         if self.traffic:
             await self.traffic.prepare()
@@ -111,7 +111,7 @@ class Cluster(Fleet):
         self.violations = self._check()
 
     async def up(self) -> None:
-        """Every agent serves, and the apps are made."""
+        """Wait until every agent serves, and make the apps."""
         for node in self.nodes.values():
             node.start()
         await self._until(lambda: all(node.serving for node in self.nodes.values()), UP_S, "every agent serves")
@@ -132,7 +132,7 @@ class Cluster(Fleet):
                 raise task
 
     async def _rest(self) -> None:
-        """Until nothing is on its way for a few looks in a row."""
+        """Wait until nothing is on its way for a few looks in a row."""
         until, quiet = self.loop.time() + REST_S, 0
         while quiet < QUIET_LOOKS:
             if self.loop.time() > until:
@@ -207,5 +207,5 @@ def lives(loop: SimLoop, plan: Plan, make: MakeAgent = the_agent) -> Iterator[Cl
 
 
 def _steady(program: Program) -> Program:
-    """For the end: a program that runs until it is stopped, or still cannot be started."""
+    """At the end of a run a program runs until it is stopped, or still cannot be started."""
     return Program(fails=program.fails, stops_in_s=program.stops_in_s, listens_s=program.listens_s)

@@ -44,7 +44,8 @@ ROUTING = RouterSettings(
 
 
 RECORDS_KEPT = 16
-"""Of the log, by the forgetful worker. A run writes twenty times as many: most that is over is forgotten within it."""
+"""How many records the forgetful worker keeps of its log. A run writes twenty times as many: most that is over is
+forgotten within it."""
 
 
 class Fleet:
@@ -123,7 +124,7 @@ class Fleet:
         self.on_node(node, what, why)
 
     def api(self, name: str) -> tuple[Api, random.Random]:
-        """For somebody who asks the brokers, and what decides about all that they do."""
+        """The brokers' addresses for somebody who asks them, and the random numbers by which that client decides."""
         brokers = {node.name: (node.station.address, PORT) for node in self.brokers}
         rng = random.Random(f"{self.plan.seed}/client/{name}")
         return Api(brokers, TOKEN, rng, self.oracle), rng
@@ -157,7 +158,7 @@ class Fleet:
 
 
 def _proxy(*, edge: bool, worker: bool) -> ProxySettings:
-    """Of a node's proxy."""
+    """The proxy of a node."""
     return ProxySettings(
         listen={str(users.PORT): f"0.0.0.0:{users.PORT}"} if edge else {},
         backhaul=f"0.0.0.0:{BACKHAUL}" if worker else "",

@@ -14,7 +14,7 @@ REGIONS = ["ord", "fra", "syd"]
 WORKERS = (("ord", 3), ("fra", 2), ("syd", 2))
 BROKERS = ("ord", "fra")
 MEMORY_MIB = 6144
-"""Of each worker: little enough that regions fill up, and orders race for what is left."""
+"""The capacity of each worker: little enough that regions fill up, and orders race for what is left."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

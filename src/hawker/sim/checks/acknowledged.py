@@ -74,4 +74,4 @@ _LEASES: dict[str, Callable[[MachineRow | LeaseRow | None, Any], bool]] = {
     "release lease": lambda row, nonce: row is None,
 }
 OPERATIONS = (*_SHOWS, *_LEASES)
-"""All that clients do to machines, and are told to be done."""
+"""What clients do to machines, and are told to be done."""

@@ -90,7 +90,7 @@ class Operations:
 
 
 def _parts(row: MachineRow) -> dict[str, Any]:
-    """Of a machine's row what requests set, and nothing else does. Its size follows at the end of a run."""
+    """The columns of a machine's row that requests set, and nothing else does. Its size follows at the end of a run."""
     config = {name: value for name, value in row.config.items() if name not in ("metadata", "guest")}
     return {
         "desired": row.desired,

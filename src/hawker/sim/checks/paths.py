@@ -67,7 +67,7 @@ OF_USERS: tuple[str, ...] = (
     "a machine ended while it worked on a request",
     "a program hung while it worked on a request",
 )
-"""The same of runs with users."""
+"""The common paths of runs with users."""
 
 
 _VERSIONS = {"missing": "a hole in a log was found", "merged": "a log was brought up to date by a range"}

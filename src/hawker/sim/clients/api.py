@@ -14,7 +14,7 @@ from hawker.sim.clients.oracle import Oracle
 
 ANSWER_S = 15.0
 SETTLE_TRIES = 40
-"""So often a call whose end matters is made again."""
+"""How often a call whose end matters is made again."""
 
 _decode = msgspec.json.Decoder().decode
 

@@ -54,8 +54,8 @@ class Acknowledged(NamedTuple):
 
 
 class Oracle:
-    """Every order by its label, every operation that was acknowledged, and what was wrong with an answer the moment it
-    came."""
+    """What clients were told: every order by its label, every operation that was acknowledged, and what was wrong with
+    an answer the moment it came."""
 
     def __init__(self) -> None:
         self.orders: dict[str, Order] = {}

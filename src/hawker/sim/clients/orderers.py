@@ -17,7 +17,8 @@ from hawker.sim.clients.api import ANSWER_S, SETTLE_TRIES, Answer, Api, machine_
 from hawker.sim.clients.oracle import DOUBT, FILLED, REFUSED, Acknowledged, Order
 
 PATIENCE_S = 45.0
-"""Of a patient client: above all the time limits of an order together, in three regions and with a key."""
+"""How long a patient client waits: longer than all the time limits of an order together, in three regions and with a
+key."""
 IMAGES = ("app:1", "app:2", "db:1")
 
 
@@ -109,7 +110,7 @@ class Client:
             await self._attempt(order)
 
     async def order_twice(self) -> None:
-        """The same order through two requests at once, as an impatient client sends it."""
+        """Send the same order through two brokers at once, as an impatient client does."""
         order = self._new_order(self._one_region(), keyed=True)
         await asyncio.gather(self._attempt(order), self._attempt(order))
         await self._until_definite(order)
@@ -253,7 +254,7 @@ class Client:
             await self._on(order, "resize", "PUT", "/memory", {"limit_mb": limit_mb}, wanted=limit_mb)
 
     async def destroy(self) -> None:
-        """Until it is told that the machine is gone, a few times."""
+        """Destroy the machine: ask a few times, until the client is told that it is gone."""
         order = self._one()
         if order is None:
             return

@@ -47,7 +47,7 @@ WEB: dict[str, dict[str, Any]] = {
 
 
 class Owner(Client):
-    """Of the apps that are served."""
+    """Owns the apps that are served."""
 
     def __init__(
         self, name: str, api: Api, rng: random.Random, served: tuple[Served, ...], now: Callable[[], float]
@@ -59,7 +59,7 @@ class Owner(Client):
         self._cordoned: set[str] = set()
 
     async def make(self) -> None:
-        """All machines of all apps, which nobody disturbs."""
+        """Order all machines of all apps, which nobody disturbs."""
         for app in self.served.values():
             for _ in range(app.machines):
                 await self._make_one(app)
@@ -141,7 +141,7 @@ class Owner(Client):
             await self._on(order, "update", "POST", "", {"config": self._config(order)}, wanted=order.program)
 
     async def settle(self) -> None:
-        """Every app has a machine that may be started, and none is cordoned. For when faults are over."""
+        """When faults are over: see to it that every app has a machine that may be started, and none is cordoned."""
         await super().settle()
         for order in self._there():
             began = self._now()

@@ -24,8 +24,8 @@ SILENT_S = 10.0
 WORK_S = 6.0
 """The most that a request occupies its machine."""
 END_S = WAIT_S + 3 * (WAIT_S + SILENT_S) + 30.0
-"""So long a request may take to its end: held once, sent three times to a worker's proxy that holds it, too, and for as
-many attempts to connect."""
+"""How long a request may take to its end: held once, sent three times to a worker's proxy that holds it, too, and for
+as many attempts to connect."""
 RISE_S, PAUSE_S = 10.0, 12.0
 LEAVE = 0.03
 """Share of users that do not wait for their answers."""
@@ -61,7 +61,8 @@ class Outcome:
 
 
 def wishes(seed: str, app: str, edges: Sequence[str], seconds: float, peak: float) -> list[Wish]:
-    """Of one app: `peak` requests a second at the top of each tooth, and a burst in each pause and each rise."""
+    """The load of one app: `peak` requests a second at the top of each tooth, and a burst in each pause and each
+    rise."""
     rng = random.Random(f"{seed}/requests/{app}")
     times: list[tuple[float, str]] = []
     at_s, shift_s = 0.0, rng.uniform(0, RISE_S + PAUSE_S)
@@ -110,14 +111,14 @@ def early(rng: random.Random, number: int, app: str, edge: str) -> Wish:
 
 
 class Users:
-    """Those on one host. `outcomes` by request, in the order in which they were made."""
+    """The users on one host. `outcomes` by request, in the order in which they were made."""
 
     def __init__(self, edges: Mapping[str, tuple[str, int]]) -> None:
         self._edges = edges
         self.outcomes: dict[str, Outcome] = {}
 
     async def run(self, wishes: Sequence[Wish]) -> None:
-        """All of them, to their ends. `at_s` counts from now."""
+        """Make all requests, and wait for their ends. `at_s` counts from now."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         asking = []
@@ -147,7 +148,7 @@ class Users:
             connection.transport.abort()
 
     def counts(self) -> Counter[str]:
-        """By what the user saw."""
+        """Count requests by what the user saw."""
         return Counter(
             "left" if found.left else "cut" if found.cut else f"{found.status or 'no answer'}"
             for found in self.outcomes.values()
@@ -155,7 +156,7 @@ class Users:
 
 
 class _Connection(asyncio.Protocol):
-    """Of a user, for one request. `done` when the edge has closed it."""
+    """A user's connection for one request. `done` is set when the edge has closed it."""
 
     def __init__(self, wish: Wish) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -174,7 +174,7 @@ def shrink(faults: Faults, node: Node, fault: Fault) -> bool:
 
 
 def mass_restart(faults: Faults, node: Node, fault: Fault) -> bool:
-    """Every agent dies at once, as after a bad upgrade; they come back one after the other."""
+    """Kill every agent at once, as after a bad upgrade; they come back one after the other."""
     for number, each in enumerate(faults.fleet.nodes.values()):
         each.kill("kill -9 of all")
         faults.back_later(each, fault.lasts_s * (1 + number) / len(faults.fleet.nodes))

@@ -33,7 +33,7 @@ def broken_disk(faults: Faults, node: Node, fault: Fault) -> bool:
 
 
 def slow_disk(faults: Faults, node: Node, fault: Fault) -> bool:
-    """Every sync takes a while, and the agent stands still meanwhile."""
+    """Have every sync take a while, during which the agent stands still."""
     loop = faults.fleet.loop
 
     def on_sync() -> None:

@@ -13,7 +13,7 @@ from hawker.sim.plan import Fault, Plan
 
 
 def faults_of(plan: Plan) -> list[Fault]:
-    """In order of time."""
+    """The faults of a run, in order of time."""
     faults = plan.faults if plan.faults is not None else _drawn(plan)
     gone = frozenset(plan.dropped)
     return [fault for number, fault in enumerate(faults) if number not in gone]

@@ -29,7 +29,7 @@ def slow_driver(faults: Faults, node: Node, fault: Fault) -> bool:
 
 
 def failing_driver(faults: Faults, node: Node, fault: Fault) -> bool:
-    """Every second one fails after its effect; the last of an operation's failures parks its run at once."""
+    """Have every second operation fail after its effect; the last failure of an operation parks its run at once."""
     kind = node.world.faults if int(fault.amount) % 2 else node.world.late_faults
     for operation in ("prepare", "start", "stop", "destroy", "purge", "resize"):
         failures = [RuntimeError("injected") for _ in range(int(fault.amount))]
@@ -66,7 +66,8 @@ def late_exits(faults: Faults, node: Node, fault: Fault) -> bool:
 
 
 def hung_programs(faults: Faults, node: Node, fault: Fault) -> bool:
-    """Those that run there now take connections and requests and do nothing, until they go on where they were."""
+    """Have the programs that run there now take connections and requests and do nothing, until they go on where they
+    were."""
     if not node.world.instances:
         return False
     node.world.hang(True)

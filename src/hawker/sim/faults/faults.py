@@ -41,7 +41,7 @@ class Faults:
             self.later(fault.at_s - self.fleet.loop.time(), self._do, fault)
 
     def later(self, delay_s: float, call: Callable[..., object], *args: object) -> None:
-        """For the beginning or the end of a fault: nothing happens any more once the faults are over."""
+        """Wait for the beginning or the end of a fault: nothing happens any more once the faults are over."""
 
         def unless_over() -> None:
             if not self.over:

@@ -49,4 +49,4 @@ OF_USERS: dict[str, Kind] = {
     "hung programs": Kind(3, "worker", (2, 25), (0, 0), drivers.hung_programs),
     "lost catalog": Kind(2.5, "edge", (0.5, 6), (0, 1), crashes.lost_catalog),
 }
-"""Those that come only where users ask for apps."""
+"""The kinds of fault that come only where users ask for apps."""

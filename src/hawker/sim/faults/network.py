@@ -57,7 +57,7 @@ def flap(faults: Faults, node: Node, fault: Fault) -> bool:
 
 
 def cut(faults: Faults, links: Sequence[Link], lasts_s: float) -> None:
-    """For so long; a link may be cut several times at once."""
+    """Cut a link for so long; it may be cut several times at once."""
     for link in links:
         link.cuts += 1
 

@@ -202,4 +202,4 @@ def the_agent(settings: AgentSettings, host: Host, node: Node) -> Agent:
 
 
 DIRECTORY = Path("/var/lib/hawker")
-"""Where agents keep their databases, each on its own simulated disk."""
+"""Agents keep their databases here, each on its own simulated disk."""

@@ -21,7 +21,7 @@ LOOK_S = 30e-6
 
 
 class SimSockets(Sockets):
-    """Of the host that the present process runs on."""
+    """The sockets of the host that the present process runs on."""
 
     async def connected(self, address: Address, within_s: float) -> socket.socket | None:
         """What the caller does with it is to close it or to hand it to the loop."""

@@ -62,7 +62,7 @@ async def _forgets_what_it_holds(market: Market, key: str, cause: str) -> str:
 
 
 async def _releases_and_bars_nothing(market: Market, key: str, cause: str) -> str:
-    """The same order is taken when it comes again, or for the first time."""
+    """Takes an order when it comes again, or for the first time."""
 
     def change(tx: Tx) -> str:
         if done := tx.get(FillRow, key):
@@ -105,7 +105,7 @@ async def _leaves_the_directory(flows: MachineFlows, context: StepContext) -> Do
 
 
 def _publishes_at_once(log: OwnerLog, tx: Tx, head: LogHeadRow, changes: tuple[CatalogChange, ...]) -> None:
-    """Before the commit, which may fail."""
+    """Answers before the commit, which may fail."""
     tx.put(replace(head, head=head.head + 1))
     log.tell(Version(log.owner, head.tier, head.epoch, head.head + 1, changes, head.floor))
 

@@ -51,7 +51,7 @@ class Link:
 
 
 class Loop(Link):
-    """From a host to itself: nothing goes wrong with it."""
+    """A link from a host to itself: nothing goes wrong with it."""
 
     def delay_s(self) -> float:
         return self.base_s
@@ -61,9 +61,9 @@ class Loop(Link):
 
 
 class Links:
-    """Of all hosts. `regions` in an order in which neighbours are near. Each link has a random number generator of its
-    own, made of `seed` and both names. `on_stream` hears of bytes just before they reach a host; True resets their
-    connection.
+    """The links of all hosts. `regions` are in an order in which neighbours are near. Each link has a random number
+    generator of its own, made of `seed` and both names. `on_stream` hears of bytes just before they reach a host; True
+    resets their connection.
     """
 
     def __init__(self, loop: SimLoop, record: Record, seed: str, regions: list[str]) -> None:

@@ -20,7 +20,7 @@ _MISSING: Any = object()
 
 @contextmanager
 def replaced(changes: Iterable[Change]) -> Iterator[None]:
-    """Until the block ends."""
+    """Replace these until the block ends."""
     with ExitStack() as undo:
         for owner, attribute, value in changes:
             before = vars(owner).get(attribute, _MISSING)

@@ -19,7 +19,7 @@ from hawker.sim.plan import Plan
 from hawker.sim.platform.loop import SimLoop, run
 
 SEEN_S = 20.0
-"""So long after an outage began each proxy has acted on it."""
+"""This long after an outage began each proxy has acted on it."""
 
 
 class Outages(msgspec.Struct, frozen=True, kw_only=True):

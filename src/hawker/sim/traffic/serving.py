@@ -26,7 +26,7 @@ from hawker.sim.platform.processes import PROCESS, Connection, Process
 from hawker.worker.drivers.base import InstanceSpec
 
 SETTLES_S = 0.002
-"""So long two sides of a connection on one host may differ about its end."""
+"""For this long two sides of a connection on one host may differ about its end."""
 ON_ITS_WAY_S = 0.05
 """What was sent before its proxy knew of a stop that somebody else has asked for arrives within that."""
 
@@ -90,7 +90,7 @@ class Server:
 
 
 class Serving:
-    """All of them, by instance. `delivered` counts by request how often it has reached a program whole. `on_turn` is
+    """All programs, by instance. `delivered` counts by request how often it has reached a program whole. `on_turn` is
     told of an app one of whose machines is being stopped or resumed, or has begun, in this very moment."""
 
     def __init__(self, fleet: Fleet, paths: Paths) -> None:
@@ -212,7 +212,7 @@ class Serving:
 
 
 class _Connection(asyncio.Protocol):
-    """Of a program: one request after another."""
+    """A connection of a program: one request after another."""
 
     def __init__(self, server: Server) -> None:
         self._server = server

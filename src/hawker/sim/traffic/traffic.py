@@ -36,7 +36,7 @@ PEAK = 4.0
 SLEEP_S = IDLE_S + 20.0
 """A look stops one machine of an app at most, and what was opened last counts as used then."""
 KNOWN_S = 30.0
-"""Until every edge knows the apps and their machines."""
+"""Wait until every edge knows the apps and their machines."""
 _RUNS = frozenset((State.started, State.starting, State.restarting, State.updating))
 
 
@@ -176,7 +176,8 @@ class Traffic:
         return not ended and not found.body.startswith("PR03:")
 
     async def _answers(self, which: str) -> None:
-        """Every app answers at several edges in one moment, no more requests than one machine's soft limit."""
+        """Ask every app at several edges in one moment, with no more requests than one machine's soft limit: each must
+        be answered."""
         for attempt in range(3):
             found = []
             for app in self.owner.served.values():
@@ -198,7 +199,7 @@ class Traffic:
             self._wrong(f"request {outcome.wish.id} at {outcome.wish.edge} got {outcome.status}: {outcome.body[:200]}")
 
     async def _sleep(self, when: str) -> None:
-        """Until no app has more machines running than it is to keep; it keeps those that it had."""
+        """Wait until no app has more machines running than it is to keep; it keeps those that it had."""
         fleet = self._fleet
         before = self._running()
         until = fleet.loop.time() + SLEEP_S
