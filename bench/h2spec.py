@@ -31,6 +31,7 @@ import hawker.host
 from bench.command import Table, left_out, options, told
 from hawker.proxy.base import Address, ServicePort
 from hawker.proxy.certificates import Certificates
+from hawker.proxy.embedded.context import PlaneParts
 from hawker.proxy.embedded.plane import EmbeddedPlane
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.embedded.upstreams import UpstreamPools
@@ -109,7 +110,9 @@ async def measure(h2spec: str, directory: Path, table: Table) -> bool:
     for title, handlers, tls in (("TLS", ("tls", "http"), True), ("plain text", ("http",), False)):
         router = Anyone(FakeRoute("web", machines, ServicePort(handlers=handlers)))
         settings = Settings(region="ams", h2_strikes=1e9)
-        engine = EmbeddedPlane(router, settings, host, UpstreamPools(settings, host.sockets), certificates)
+        upstreams = UpstreamPools(settings, host.sockets)
+        parts = PlaneParts(router=router, settings=settings, host=host, upstreams=upstreams, certificates=certificates)
+        engine = EmbeddedPlane(parts)
         await suite.run(title, await engine.listen("127.0.0.1", 0, public=443), tls=tls)
         await engine.close()
     if shutil.which("haproxy"):

@@ -17,6 +17,7 @@ from tests.kit.routers import FakeDelegator, FakeMachine, FakeRoute, FakeRouter
 import hawker.host
 from hawker.proxy.base import ServicePort
 from hawker.proxy.certificates import Certificates
+from hawker.proxy.embedded.context import PlaneParts
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.embedded.upstreams import UpstreamPools
 from hawker.proxy.haproxy.plane import HaproxyPlane
@@ -35,9 +36,8 @@ async def main(directory: str, machine: str, of_tls: str = "") -> None:
     if certificates is not None:
         await certificates.look()
     upstreams = UpstreamPools(settings, host.sockets)
-    engine = HaproxyPlane(
-        router, FakeDelegator(router), settings, haproxy, Path(directory), host, upstreams, certificates
-    )
+    parts = PlaneParts(router=router, settings=settings, host=host, upstreams=upstreams, certificates=certificates)
+    engine = HaproxyPlane(parts, FakeDelegator(router), haproxy, Path(directory))
     _, port = await engine.listen("127.0.0.1", 0, public=443 if of_tls else 80)
     print(port, file=said, flush=True)
     reader = asyncio.StreamReader()

@@ -15,7 +15,7 @@ from hawker.host import Host
 from hawker.proxy.base import Address
 from hawker.proxy.certificates import Certificates
 from hawker.proxy.data_plane import DataPlane
-from hawker.proxy.embedded.context import Challenges, PlaneContext
+from hawker.proxy.embedded.context import Challenges, PlaneContext, PlaneParts
 from hawker.proxy.embedded.plane import EmbeddedPlane
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.embedded.upstreams import UpstreamPools
@@ -78,15 +78,20 @@ class Embedded:
         self.own = await self.plane.listen_own("127.0.0.1", 0, public=5432)
 
     def made(self, router: FakeRouter, settings: Settings, host: Host, certificates: Certificates | None) -> DataPlane:
-        self.activator = EmbeddedPlane(
-            router,
-            settings,
-            host,
-            UpstreamPools(settings, host.sockets),
-            certificates,
+        self.activator = EmbeddedPlane(self._parts(router, settings, host, certificates))
+        return self.activator
+
+    def _parts(
+        self, router: FakeRouter, settings: Settings, host: Host, certificates: Certificates | None
+    ) -> PlaneParts:
+        return PlaneParts(
+            router=router,
+            settings=settings,
+            host=host,
+            upstreams=UpstreamPools(settings, host.sockets),
+            certificates=certificates,
             challenges=self.challenges,
         )
-        return self.activator
 
     async def close(self) -> None:
         await self.plane.close()
@@ -106,17 +111,8 @@ class Haproxy(Embedded):
 
     def made(self, router: FakeRouter, settings: Settings, host: Host, certificates: Certificates | None) -> DataPlane:
         self.delegator = FakeDelegator(router)
-        self.haproxy = HaproxyPlane(
-            router,
-            self.delegator,
-            settings,
-            self._haproxy,
-            self.directory / "h",
-            host,
-            UpstreamPools(settings, host.sockets),
-            certificates,
-            challenges=self.challenges,
-        )
+        parts = self._parts(router, settings, host, certificates)
+        self.haproxy = HaproxyPlane(parts, self.delegator, self._haproxy, self.directory / "h")
         self.activator = self.haproxy.activator
         return self.haproxy
 

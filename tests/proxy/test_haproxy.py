@@ -28,6 +28,7 @@ import hawker.host
 from hawker.core.metrics import Registry
 from hawker.errors import Unreachable
 from hawker.proxy.base import Address
+from hawker.proxy.embedded.context import PlaneParts
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.embedded.upstreams import UpstreamPools
 from hawker.proxy.haproxy.plane import HaproxyPlane
@@ -766,7 +767,8 @@ async def test_what_was_left_to_go_on_and_is_not_wished_for_any_more_ends() -> N
         one = msgspec.structs.replace(settings, plain=(80,))
         embedded, host = Settings(**stage.settings), hawker.host.live()
         upstreams, router = UpstreamPools(embedded, host.sockets), plane.context.router
-        again = HaproxyPlane(router, plane.delegator, embedded, one, plane.directory / "h", host, upstreams)
+        parts = PlaneParts(router=router, settings=embedded, host=host, upstreams=upstreams)
+        again = HaproxyPlane(parts, plane.delegator, one, plane.directory / "h")
         await again.listen(*plane.http, public=80)
         await until(lambda: not listens(other))
         assert listens(plane.http)

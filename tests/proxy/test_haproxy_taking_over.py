@@ -12,6 +12,7 @@ from tests.kit.routers import FakeDelegator, FakeRouter
 
 import hawker.host
 from hawker.listening import Listening
+from hawker.proxy.embedded.context import PlaneParts
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.embedded.upstreams import UpstreamPools
 from hawker.proxy.haproxy.plane import HaproxyPlane
@@ -24,15 +25,9 @@ async def test_it_listens_where_the_program_before_this_one_did_so_itself(tmp_pa
     with socket.create_server(("127.0.0.1", 0)) as handed:
         address = handed.getsockname()
         router, host = FakeRouter(), hawker.host.live(Listening([handed]))
-        engine = HaproxyPlane(
-            router,
-            FakeDelegator(router),
-            Settings(),
-            HaproxySettings(backends=1),
-            tmp_path / "h",
-            host,
-            UpstreamPools(Settings(), host.sockets),
-        )
+        upstreams = UpstreamPools(Settings(), host.sockets)
+        parts = PlaneParts(router=router, settings=Settings(), host=host, upstreams=upstreams)
+        engine = HaproxyPlane(parts, FakeDelegator(router), HaproxySettings(backends=1), tmp_path / "h")
         try:
             assert await engine.listen(*address, public=80) == address
         finally:

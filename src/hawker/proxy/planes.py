@@ -14,16 +14,11 @@ from typing import Protocol, cast
 import msgspec
 
 from hawker.errors import Invalid
-from hawker.host import Host
 from hawker.plugins import installed
-from hawker.proxy.base import Router
-from hawker.proxy.certificates import Certificates
 from hawker.proxy.data_plane import DataPlane
 from hawker.proxy.delegation import Delegator
-from hawker.proxy.embedded.context import Challenges, Traces
+from hawker.proxy.embedded.context import PlaneParts
 from hawker.proxy.embedded.plane import EmbeddedPlane
-from hawker.proxy.embedded.settings import Settings
-from hawker.proxy.embedded.upstreams import UpstreamPools
 from hawker.proxy.haproxy.plane import HaproxyPlane
 from hawker.proxy.haproxy.process import Process, end_left
 from hawker.proxy.haproxy.settings import HaproxySettings
@@ -32,19 +27,13 @@ from hawker.proxy.settings import GROUP, ProxySettings
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a data plane is made of. `proxy` are the operator's words, `embedded` those for Hawker's own HTTP code,
-    complete with what the agent knows. `delegator` makes what delegates machines to a program outside this process.
-    `files` is the agent's directory, None where it has none."""
+    """What a data plane is made of. `embedded` is for Hawker's own HTTP code, `proxy` has the operator's words.
+    `delegator` makes what delegates machines to a program outside this process. `files` is the agent's directory, None
+    where it has none."""
 
+    embedded: PlaneParts
     proxy: ProxySettings
-    embedded: Settings
-    router: Router
-    upstreams: UpstreamPools
-    host: Host
     delegator: Callable[[], Delegator]
-    certificates: Certificates | None = None
-    challenges: Challenges | None = None
-    traces: Traces | None = None
     files: Path | None = None
 
 
@@ -67,15 +56,7 @@ class _Embedded:
     def check(self, settings: ProxySettings, files: Path) -> None: ...
 
     def make(self, parts: Parts) -> DataPlane:
-        return EmbeddedPlane(
-            parts.router,
-            parts.embedded,
-            parts.host,
-            parts.upstreams,
-            parts.certificates,
-            challenges=parts.challenges,
-            traces=parts.traces,
-        )
+        return EmbeddedPlane(parts.embedded)
 
     async def end_left(self, settings: ProxySettings, files: Path) -> None: ...
 
@@ -87,18 +68,8 @@ class _Haproxy:
     def make(self, parts: Parts) -> DataPlane:
         if not parts.proxy.haproxy.directory and parts.files is None:
             raise Invalid("proxy.haproxy.directory", "", "say where HAProxy's files are to be")
-        return HaproxyPlane(
-            parts.router,
-            parts.delegator(),
-            parts.embedded,
-            self._ports(parts.proxy, parts.files),
-            _directory(parts.proxy, parts.files),
-            parts.host,
-            parts.upstreams,
-            parts.certificates,
-            challenges=parts.challenges,
-            traces=parts.traces,
-        )
+        haproxy, directory = self._ports(parts.proxy, parts.files), _directory(parts.proxy, parts.files)
+        return HaproxyPlane(parts.embedded, parts.delegator(), haproxy, directory)
 
     async def end_left(self, settings: ProxySettings, files: Path) -> None:
         haproxy = self._ports(settings, files)

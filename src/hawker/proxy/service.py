@@ -35,6 +35,7 @@ from hawker.proxy.catalog_view.index import CatalogIndex
 from hawker.proxy.catalog_view.port_claims import PortClaims
 from hawker.proxy.certificates import Certificates
 from hawker.proxy.data_plane import DataPlane
+from hawker.proxy.embedded.context import PlaneParts
 from hawker.proxy.embedded.upstreams import UpstreamPools
 from hawker.proxy.health import Gauges, Health
 from hawker.proxy.machines.calls import Own, Workers
@@ -231,18 +232,16 @@ class Proxy:
         self.certificates = certificates = await self._certificates(stack, host, files)
         if settings.acme is not None and files is not None and certificates is not None:
             self.issuer = self._issuer(settings.acme, view, host, certificates, token, worker, files)
-        parts = Parts(
-            proxy=settings,
-            embedded=embedded,
+        plane_parts = PlaneParts(
             router=router,
-            upstreams=upstreams,
+            settings=embedded,
             host=host,
-            delegator=lambda: AppDelegator(app_table),
+            upstreams=upstreams,
             certificates=certificates,
             challenges=self.issuer,
             traces=self.traces,
-            files=files,
         )
+        parts = Parts(embedded=plane_parts, proxy=settings, delegator=lambda: AppDelegator(app_table), files=files)
         self.plane = plane = factory(settings.engine).make(parts)
         if self.traces is not None:
             self.traces.begin()

@@ -7,6 +7,7 @@ import base64
 import itertools
 import resource
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hawker.core.connection_limits import ConnectionLimits, shares
@@ -98,31 +99,36 @@ class Unobserved:
     def secured(self, connection: Connection, port: int, name: str, route: Route) -> None: ...
 
 
+UNOBSERVED = Unobserved()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaneParts:
+    """What the embedded plane is made of. Without `certificates` only services that are content with self-signed ones
+    are served over TLS. `traces` takes what requests waited for."""
+
+    router: Router
+    settings: Settings
+    host: Host
+    upstreams: UpstreamPools
+    certificates: Certificates | None = None
+    challenges: Challenges | None = None
+    traces: Traces | None = None
+
+
 class PlaneContext:
     """Made on the running loop."""
 
-    def __init__(
-        self,
-        router: Router,
-        settings: Settings,
-        host: Host,
-        upstreams: UpstreamPools,
-        certificates: Certificates | None = None,
-        *,
-        challenges: Challenges | None = None,
-        traces: Traces | None = None,
-        observer: Observer | None = None,
-    ) -> None:
-        """Without `certificates` only services that are content with self-signed ones are served over TLS. `traces`
-        takes what requests waited for."""
-        self.router = router
+    def __init__(self, parts: PlaneParts, observer: Observer) -> None:
+        host, settings = parts.host, parts.settings
+        self.router = parts.router
         self.host = host
-        self.upstreams = upstreams
-        self.challenges = challenges
-        self.traces = traces
-        self.observer: Observer = observer or Unobserved()
+        self.upstreams = parts.upstreams
+        self.challenges = parts.challenges
+        self.traces = parts.traces
+        self.observer = observer
         self.settings = settings
-        self.certificates = certificates
+        self.certificates = parts.certificates
         self.trusted = Trusted(settings.trusted)
         self.self_signed = SelfSigned(host)
         self.loop = asyncio.get_running_loop()

@@ -1,7 +1,6 @@
 """The embedded data plane as a whole: its listeners, and how it ends.
 
-settings = Settings(region="ams", token="...")
-plane = EmbeddedPlane(router, settings, host, UpstreamPools(settings, host.sockets))
+plane = EmbeddedPlane(PlaneParts(router=router, settings=settings, host=host, upstreams=upstreams))
 await plane.listen("0.0.0.0", 8080, public=80)
 await plane.listen_backhaul("0.0.0.0", 4290)
 ...
@@ -17,18 +16,14 @@ from contextlib import suppress
 from typing import cast
 
 from hawker.core.metrics import Collector
-from hawker.host import Host
 from hawker.listening import LOT, close_gently, let_wait
-from hawker.proxy.base import Address, Router
-from hawker.proxy.certificates import Certificates
+from hawker.proxy.base import Address
 from hawker.proxy.embedded.client import ClientConnection
-from hawker.proxy.embedded.context import Challenges, Connection, Observer, PlaneContext, Traces, peer_of
+from hawker.proxy.embedded.context import UNOBSERVED, Connection, Observer, PlaneContext, PlaneParts, peer_of
 from hawker.proxy.embedded.ingress import BackhaulIngress, Ingress
 from hawker.proxy.embedded.protocol_sniffing import ProtocolSniffer
-from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.embedded.tcp import TcpConnection
 from hawker.proxy.embedded.tunnel import Tunnel
-from hawker.proxy.embedded.upstreams import UpstreamPools
 
 PATIENCE_S = 1.0
 """How long a connection that is to end may be silent, so that what its client sends in this moment is answered."""
@@ -40,24 +35,11 @@ once."""
 class EmbeddedPlane:
     """A `hawker.proxy.data_plane.DataPlane`, made on the running loop. Its connections share `context`."""
 
-    def __init__(
-        self,
-        router: Router,
-        settings: Settings,
-        host: Host,
-        upstreams: UpstreamPools,
-        certificates: Certificates | None = None,
-        *,
-        challenges: Challenges | None = None,
-        traces: Traces | None = None,
-        observer: Observer | None = None,
-    ) -> None:
-        self.context = PlaneContext(
-            router, settings, host, upstreams, certificates, challenges=challenges, traces=traces, observer=observer
-        )
+    def __init__(self, parts: PlaneParts, observer: Observer = UNOBSERVED) -> None:
+        self.context = PlaneContext(parts, observer)
         self.counters = self.context.counters
-        self._settings = settings
-        self._listening = host.listening
+        self._settings = parts.settings
+        self._listening = parts.host.listening
         self._servers: list[asyncio.AbstractServer] = []
         self._at: dict[Address, list[asyncio.Server]] = {}
 

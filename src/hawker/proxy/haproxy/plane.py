@@ -1,6 +1,6 @@
 """The data plane with HAProxy before the shared public ports that speak HTTP, and the embedded one behind it.
 
-    plane = HaproxyPlane(router, delegator, settings, haproxy, directory, host, upstreams, certificates)
+    plane = HaproxyPlane(parts, delegator, settings, directory)
     await plane.listen("0.0.0.0", 80, public=80)
 
 On ports with TLS HAProxy ends TLS for some names, and the embedded plane for all others. The embedded plane alone
@@ -15,16 +15,13 @@ import msgspec
 
 from hawker.core.metrics import Collector
 from hawker.errors import HawkerError
-from hawker.host import Host
-from hawker.proxy.base import Address, Refused, Route, Router
-from hawker.proxy.certificates import Certificates
+from hawker.proxy.base import Address, Refused, Route
 from hawker.proxy.delegation import Delegator
 from hawker.proxy.embedded.client import ClientConnection
-from hawker.proxy.embedded.context import Challenges, Connection, Traces
+from hawker.proxy.embedded.context import Connection, PlaneParts
 from hawker.proxy.embedded.plane import EmbeddedPlane
 from hawker.proxy.embedded.protocol_sniffing import ProtocolSniffer
 from hawker.proxy.embedded.settings import Settings
-from hawker.proxy.embedded.upstreams import UpstreamPools
 from hawker.proxy.haproxy.access_records import SOCKET, AccessRecords
 from hawker.proxy.haproxy.activator import ActivatorIngress
 from hawker.proxy.haproxy.backends import BackendTable, Key
@@ -45,24 +42,10 @@ class HaproxyPlane:
     """A `hawker.proxy.data_plane.DataPlane`. `delegator` says which machines HAProxy may give requests to, `directory`
     is HAProxy's own. `activator` is the embedded plane behind it."""
 
-    def __init__(
-        self,
-        router: Router,
-        delegator: Delegator,
-        settings: Settings,
-        haproxy: HaproxySettings,
-        directory: Path,
-        host: Host,
-        upstreams: UpstreamPools,
-        certificates: Certificates | None = None,
-        *,
-        challenges: Challenges | None = None,
-        traces: Traces | None = None,
-    ) -> None:
+    def __init__(self, parts: PlaneParts, delegator: Delegator, haproxy: HaproxySettings, directory: Path) -> None:
         """Raises `Invalid` when there is no HAProxy."""
-        self.activator = EmbeddedPlane(
-            router, settings, host, upstreams, certificates, challenges=challenges, traces=traces, observer=self
-        )
+        settings, certificates = parts.settings, parts.certificates
+        self.activator = EmbeddedPlane(parts, self)
         self._context = context = self.activator.context
         self.counters = context.counters
         self.carried_requests = CarriedRequests()
