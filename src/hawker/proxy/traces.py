@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 
 from hawker.client.connection import Peer
 from hawker.core.metrics import Family
-from hawker.core.tracing import Mark, Span, Value, otlp, parent_of, path_of, spans_of
+from hawker.core.tracing import Span, Value, otlp, parent_of, path_of, spans_of
 from hawker.errors import HawkerError, Invalid
 from hawker.host import Host
 from hawker.proxy.background.loop import BackgroundLoop
-from hawker.proxy.embedded.heads import RequestHead
+from hawker.proxy.embedded.access_log import RequestRecord
 from hawker.telemetry import get_logger
 
 EVERY_S = 1.0
@@ -55,21 +55,9 @@ class Traces(BackgroundLoop):
         self.sent = 0
         self.lost = 0
 
-    def add(
-        self,
-        request: RequestHead,
-        request_id: bytes,
-        *,
-        edge: bool,
-        begun: float,
-        first: float,
-        ended: float,
-        marks: list[Mark],
-        status: int,
-        app: str,
-        machine: str,
-    ) -> None:
+    def add(self, record: RequestRecord) -> None:
         """A request is over."""
+        request = record.request
         parent = None
         for name, value in request.headers:
             if name == b"traceparent":
@@ -83,23 +71,23 @@ class Traces(BackgroundLoop):
         attributes: dict[str, Value] = {
             "http.request.method": request.method.decode("latin-1"),
             "url.path": path_of(request.target),
-            "http.response.status_code": status,
-            "hawker.request": request_id.decode("latin-1"),
-            "hawker.app": app,
-            "hawker.machine": machine,
+            "http.response.status_code": record.status,
+            "hawker.request": record.request_id.decode("latin-1"),
+            "hawker.app": record.app,
+            "hawker.machine": record.machine,
         }
         self._spans += spans_of(
-            request_id,
+            record.request_id,
             parent,
-            edge=edge,
+            edge=record.edge,
             proxy=self._proxy,
-            begun=begun,
-            first=first,
-            ended=ended,
-            marks=marks,
+            begun=record.begun,
+            first=record.first,
+            ended=record.first if record.status == 101 else record.ended,  # a tunnel may last for days
+            marks=record.marks,
             wall_ns=self._host.now_ms() * 1_000_000,
             attributes=attributes,
-            failed=status >= 500,
+            failed=record.status >= 500,
         )
 
     async def look(self) -> None:

@@ -11,14 +11,36 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from hawker.core.tracing import Mark
 from hawker.host import Host
 from hawker.proxy.embedded.heads import RequestHead
 
 FLUSH_S = 1.0
 FLUSH_LINES = 256
 _ESCAPED = {byte: f"\\x{byte:02x}" for byte in (*range(32), 0x22, 0x5C, *range(0x7F, 0x100))}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """A request that is over. `sent` counts the bytes of its answer's body. `marks` are what it waited for, `edge` says
+    whether it came from a user. Times are of the loop's clock; `first` is 0 where no answer began."""
+
+    client: bytes
+    request: RequestHead
+    request_id: bytes
+    edge: bool
+    status: int
+    sent: int
+    app: str
+    machine: str
+    begun: float
+    first: float
+    ended: float
+    marks: Sequence[Mark]
 
 
 class AccessLog:
@@ -36,19 +58,9 @@ class AccessLog:
         self._stamp = ""
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
 
-    def add(
-        self,
-        client: bytes,
-        request: RequestHead,
-        request_id: bytes,
-        status: int,
-        sent: int,
-        app: str,
-        machine: str,
-        first_s: float,
-        total_s: float,
-    ) -> None:
-        """`sent` counts the bytes of the answer's body. `first_s` under 0: there was no answer."""
+    def add(self, record: RequestRecord) -> None:
+        """A request is over."""
+        request, begun = record.request, record.begun
         referer = agent = "-"
         for name, value in request.headers:
             if name == b"user-agent":
@@ -56,10 +68,11 @@ class AccessLog:
             elif name == b"referer":
                 referer = quoted(value)
         line = f"{request.method.decode()} {quoted(request.target)} HTTP/{_VERSIONS[request.minor]}"
-        first = f"{first_s * 1000:.1f}" if first_s >= 0 else "-"
+        first = f"{(record.first - begun) * 1000:.1f}" if record.first else "-"
         self.put(
-            f'{client.decode()} - - [{self._now()}] "{line}" {status} {sent or "-"} "{referer}" "{agent}" '
-            f"{request_id.decode('latin-1')} {app or '-'} {machine or '-'} {first} {total_s * 1000:.1f}\n"
+            f'{record.client.decode()} - - [{self._now()}] "{line}" {record.status} {record.sent or "-"} "{referer}" '
+            f'"{agent}" {record.request_id.decode("latin-1")} {record.app or "-"} {record.machine or "-"} {first} '
+            f"{(record.ended - begun) * 1000:.1f}\n"
         )
 
     def put(self, line: str) -> None:

@@ -13,15 +13,13 @@ from typing import Any, Protocol
 from hawker.core.connection_limits import ConnectionLimits, shares
 from hawker.core.forwarding import Answer
 from hawker.core.replay_cache import Cache
-from hawker.core.tracing import Mark
 from hawker.core.trusted import Trusted
 from hawker.host import Host
 from hawker.proxy.base import Route, Router, ServicePort
 from hawker.proxy.certificates import Certificates, SelfSigned
-from hawker.proxy.embedded.access_log import AccessLog
+from hawker.proxy.embedded.access_log import AccessLog, RequestRecord
 from hawker.proxy.embedded.body_budget import BodyBudget
 from hawker.proxy.embedded.counters import Counters
-from hawker.proxy.embedded.heads import RequestHead
 from hawker.proxy.embedded.settings import Settings
 from hawker.proxy.embedded.tunnel import Tunnel
 from hawker.proxy.embedded.uploads import Uploads
@@ -47,21 +45,8 @@ class Connection(Protocol):
 
 
 class Traces(Protocol):
-    def add(
-        self,
-        request: RequestHead,
-        request_id: bytes,
-        *,
-        edge: bool,
-        begun: float,
-        first: float,
-        ended: float,
-        marks: list[Mark],
-        status: int,
-        app: str,
-        machine: str,
-    ) -> None:
-        """A request is over. Times are of the loop's clock; `first` is 0 where no answer began."""
+    def add(self, record: RequestRecord) -> None:
+        """A request is over that had to wait."""
 
 
 class Challenges(Protocol):

@@ -9,12 +9,12 @@ import asyncio
 import math
 from collections.abc import Sequence
 
-from hawker.core.tracing import Mark
 from hawker.proxy.base import Failure, Header, Refused, ServicePort
+from hawker.proxy.embedded.access_log import RequestRecord
 from hawker.proxy.embedded.bodies import chunk, last_chunk
 from hawker.proxy.embedded.body_buffer import BodyBuffer
 from hawker.proxy.embedded.compression import Gzip, compressed, compressible
-from hawker.proxy.embedded.context import PlaneContext, Traces
+from hawker.proxy.embedded.context import PlaneContext
 from hawker.proxy.embedded.downstream import Downstream
 from hawker.proxy.embedded.h2_upstream import UpstreamStream
 from hawker.proxy.embedded.heads import CHUNKED, AnswerHead, RequestHead
@@ -359,40 +359,30 @@ class Exchange:
 
     def _record(self) -> None:
         """Add the request to the counts and the log."""
-        context, begun, first = self._context, self.begun, self.first
-        first_s = first - begun if first else -1.0
-        context.counters.answered(self.status, first_s)
-        retry = self._upstream.retry
-        if context.traces is not None and retry is not None and retry.waited:
-            self._trace(context.traces, retry.marks)
-        if context.access is not None:
-            total_s = context.now() - begun
-            context.access.add(
-                self._ingress.client,
-                self._upstream.request,
-                self._upstream.request_id,
-                self.status,
-                self.bytes,
-                self.app,
-                self.machine,
-                first_s,
-                total_s,
-            )
-
-    def _trace(self, traces: Traces, marks: list[Mark]) -> None:
-        now = self._context.now()
-        traces.add(
-            self._upstream.request,
-            self._upstream.request_id,
+        context, begun, first, upstream = self._context, self.begun, self.first, self._upstream
+        context.counters.answered(self.status, first - begun if first else -1.0)
+        retry = upstream.retry
+        traced = context.traces is not None and retry is not None and retry.waited
+        if not (traced or context.access):
+            return
+        record = RequestRecord(
+            client=self._ingress.client,
+            request=upstream.request,
+            request_id=upstream.request_id,
             edge=self._ingress.edge,
-            begun=self.begun,
-            first=self.first,
-            ended=self.first if self.status == 101 else now,  # a tunnel may last for days
-            marks=marks,
             status=self.status,
+            sent=self.bytes,
             app=self.app,
             machine=self.machine,
+            begun=begun,
+            first=first,
+            ended=context.now(),
+            marks=() if retry is None else retry.marks,
         )
+        if traced and context.traces is not None:
+            context.traces.add(record)
+        if context.access is not None:
+            context.access.add(record)
 
     def _tunnelled(self, sent: int, received: int) -> None:
         self.bytes += sent

@@ -43,6 +43,9 @@ class Handed(msgspec.Struct, frozen=True):
 
 
 class Ingress(Protocol):
+    """Where requests of one connection come in. What few of them do has a usual way here."""
+
+    __slots__ = ()
     client: bytes
     """The address that the connection comes from."""
     secure: bool
@@ -67,13 +70,15 @@ class Ingress(Protocol):
     def redirects(self, request: RequestHead, port: ServicePort) -> bytes:
         """The host that the request is to be made to again over TLS; b"": it is not. Raises `Refused` where HTTP is not
         served at all."""
-        ...
+        return b""
 
-    def wishes(self, request: RequestHead) -> Wishes: ...
+    def wishes(self, request: RequestHead) -> Wishes:
+        """The wishes of a request whose head has `wishes`."""
+        return wishes_of(request.headers)
 
     def handed(self, request: RequestHead) -> Handed | None:
-        """The wishes of a request whose head has `wishes`."""
-        ...
+        """What a machine said that handed the request on before it came here."""
+        return None
 
     def forward(
         self, request: RequestHead, request_id: bytes, lease: Lease, wishes: Wishes, upgrade: bytes
@@ -81,7 +86,9 @@ class Ingress(Protocol):
         """The request's fields as the machine gets them."""
         ...
 
-    def interim(self, head: AnswerHead) -> list[Header]: ...
+    def interim(self, head: AnswerHead) -> list[Header]:
+        """The fields of a 1xx answer as the client gets them."""
+        return inner_answer(head.headers)
 
     def back(
         self, head: AnswerHead, port: ServicePort, request_id: bytes, lease: Lease, upgrade: bytes
@@ -91,7 +98,7 @@ class Ingress(Protocol):
 
     def answer_lines(self, head: AnswerHead, port: ServicePort, request_id: bytes) -> Sequence[bytes] | None:
         """The same fields as lines of HTTP/1.1, in pieces, where that is quicker."""
-        ...
+        return None
 
     def refusal(self, refusal: Refused, request_id: bytes) -> tuple[int, list[Header], bytes]:
         """Status, fields and body of an answer of the proxy's own."""
@@ -106,7 +113,7 @@ class _Told(Refused):
         self.told = told
 
 
-class PublicIngress:
+class PublicIngress(Ingress):
     """A user's connection to a public port. `app` is whose certificate the connection was made by, "" for none: a
     request for another app would go past that app's own choice of TLS, and past whoever looks at names on the way."""
 
@@ -198,12 +205,6 @@ class PublicIngress:
         region = self._context.settings.region.encode()
         return Edge(self.client, scheme, self._port, region, version, self._peer, 0 if told is None else told.port)
 
-    def wishes(self, request: RequestHead) -> Wishes:
-        return wishes_of(request.headers)
-
-    def handed(self, request: RequestHead) -> Handed | None:
-        return None
-
     def forward(
         self, request: RequestHead, request_id: bytes, lease: Lease, wishes: Wishes, upgrade: bytes
     ) -> list[Header]:
@@ -224,9 +225,6 @@ class PublicIngress:
         if self._of_old is None:
             self._of_old = self._edge_of(b"1.0")
         return self._of_old
-
-    def interim(self, head: AnswerHead) -> list[Header]:
-        return inner_answer(head.headers)
 
     def back(
         self, head: AnswerHead, port: ServicePort, request_id: bytes, lease: Lease, upgrade: bytes
@@ -268,7 +266,7 @@ class ForwardedIngress(PublicIngress):
         return route
 
 
-class BackhaulIngress:
+class BackhaulIngress(Ingress):
     """Another proxy's connection. One that does not have the cluster's token is told nothing."""
 
     __slots__ = (
@@ -339,15 +337,6 @@ class BackhaulIngress:
     async def load(self, request: RequestHead) -> Route:
         raise NotImplementedError  # `inner` always finds a route
 
-    def redirects(self, request: RequestHead, port: ServicePort) -> bytes:
-        return b""
-
-    def wishes(self, request: RequestHead) -> Wishes:
-        return wishes_of(request.headers)
-
-    def handed(self, request: RequestHead) -> Handed | None:
-        return None
-
     def forward(
         self, request: RequestHead, request_id: bytes, lease: Lease, wishes: Wishes, upgrade: bytes
     ) -> list[Header]:
@@ -360,9 +349,6 @@ class BackhaulIngress:
             fields += [field for field in request.headers if field[0] == TIMING]
         return fields
 
-    def interim(self, head: AnswerHead) -> list[Header]:
-        return inner_answer(head.headers)
-
     def back(
         self, head: AnswerHead, port: ServicePort, request_id: bytes, lease: Lease, upgrade: bytes
     ) -> list[Header]:
@@ -371,9 +357,6 @@ class BackhaulIngress:
         if load:
             fields.append((LOAD, load))
         return fields
-
-    def answer_lines(self, head: AnswerHead, port: ServicePort, request_id: bytes) -> Sequence[bytes] | None:
-        return None
 
     def refusal(self, refusal: Refused, request_id: bytes) -> tuple[int, list[Header], bytes]:
         """The answer says so where another proxy may try elsewhere: `refused` before a byte was sent, `reset` or

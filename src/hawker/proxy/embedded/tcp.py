@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from typing import cast
 
 from hawker.core.preface import Way, write_preface
-from hawker.proxy.base import ANY, Header, Lease, Refused, Route, ServicePort, Wishes
+from hawker.proxy.base import Header, Lease, Refused, Route, ServicePort, Wishes
 from hawker.proxy.embedded.context import PlaneContext
 from hawker.proxy.embedded.deadline import Deadline
 from hawker.proxy.embedded.exchange import Exchange
 from hawker.proxy.embedded.heads import AnswerHead, RequestHead
-from hawker.proxy.embedded.ingress import Handed, client_of, way_of
+from hawker.proxy.embedded.ingress import Ingress, client_of, way_of
 from hawker.proxy.embedded.tunnel import keep_watch
 from hawker.proxy.fields import HOPS
 
@@ -60,7 +60,7 @@ class TcpConnection(asyncio.Protocol):
         self._way = self._told or way_of(transport)
         target = b"service:%d" % self._port
         request = RequestHead(b"CONNECT", target, 1, [(b"host", target)])
-        ingress = PlainInlet(self._context, self._port, client_of(self._way), self._host)
+        ingress = TcpIngress(self._context, self._port, client_of(self._way), self._host)
         self._exchange = Exchange(self._context, self, ingress, request)
         self._exchange.start()
 
@@ -125,7 +125,7 @@ class TcpConnection(asyncio.Protocol):
         pass
 
 
-class PlainInlet:
+class TcpIngress(Ingress):
     """The ingress of plain TCP at a public port: of clients that asked for the name `host`, if they ask for names."""
 
     __slots__ = ("_context", "_host", "_port", "client", "edge", "secure")
@@ -150,30 +150,15 @@ class PlainInlet:
     async def load(self, request: RequestHead) -> Route:
         return await self._context.router.load(self._port, self._host)
 
-    def redirects(self, request: RequestHead, port: ServicePort) -> bytes:
-        return b""
-
-    def handed(self, request: RequestHead) -> Handed | None:
-        return None
-
-    def wishes(self, request: RequestHead) -> Wishes:
-        return ANY
-
     def forward(
         self, request: RequestHead, request_id: bytes, lease: Lease, wishes: Wishes, upgrade: bytes
     ) -> list[Header]:
         return [*request.headers, *lease.headers, (HOPS, b"1"), (b"fly-request-id", request_id)]
 
-    def interim(self, head: AnswerHead) -> list[Header]:
-        return []
-
     def back(
         self, head: AnswerHead, port: ServicePort, request_id: bytes, lease: Lease, upgrade: bytes
     ) -> list[Header]:
         return []
-
-    def answer_lines(self, head: AnswerHead, port: ServicePort, request_id: bytes) -> Sequence[bytes] | None:
-        return None
 
     def refusal(self, refusal: Refused, request_id: bytes) -> tuple[int, list[Header], bytes]:
         return refusal.status, [], b""
