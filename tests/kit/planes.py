@@ -135,7 +135,7 @@ APART: dict[str, dict[str, str]] = {
         "test_embedded": _ALONE,
         "test_http2": _ALONE,
         "test_h2_backend": _ALONE,
-        "test_compressing": _ALONE,
+        "test_compression": _ALONE,
         "test_retiring": "HAProxy goes on, whoever is behind it: tests/agent/test_running.py",
         "test_smuggling": _READING,
         "test_connections_over_the_limit_are_closed_when_they_come": "HAProxy lets them wait (`maxconn`)",
