@@ -15,7 +15,7 @@ Projections of rows that change all the time and that nobody waits for run only 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -116,8 +116,8 @@ class Outbox:
 
     def close(self, tx: Tx) -> None:
         """Nothing changes any more: write down whether all is published, for `catch_up` at the next start."""
-        left = (each for row_id in self._waiting for each in self._differing(tx, self._project(tx, row_id)))
-        if self._projections_id and not any(True for _ in left):
+        left = any(self._differing(tx, self._project(tx, row_id)) for row_id in self._waiting)
+        if self._projections_id and not left:
             tx.record("catalog.closed", self.log.owner, cause="stop")
             tx.put(replace(self.log.head(tx, "region"), projections=self._projections_id))
             self._closed = True
@@ -147,16 +147,16 @@ class Outbox:
         self._short = bool(due) and not self._affords(tx.now_ms)
         if due and not self._short:
             self._short = len(due) == FLUSH_MOST
-            found = [each for row_id in due for each in self._differing(tx, self._project(tx, row_id))]
-            changes = {tier: [change for each, change, _ in _last(found) if each == tier] for tier in TIERS}
+            found: dict[str, Projected] = {}
+            for row_id in due:
+                found |= self._differing(tx, self._project(tx, row_id))
             tx.after_commit(partial(self._wait, dict.fromkeys(due)))
             if found:
                 tx.record("catalog.published", self.log.owner, cause="due")
             cost = 1
-            for tier in TIERS:
-                if changes[tier]:
-                    self._append(tx, tier, changes[tier], cost=cost)
-                    cost = 0
+            for tier, changes in _by_tier(found.values()):
+                self._append(tx, tier, changes, cost=cost)
+                cost = 0
         tx.after_commit(lambda: self._tell_due(tx.now_ms))
 
     # --- helpers ---
@@ -166,47 +166,47 @@ class Outbox:
         kind, key = row_id
         return list(self._projections[kind](tx, key, tx.get(kind, key)))
 
-    def _differing(self, tx: Tx, projected: Iterable[Projected]) -> list[Projected]:
-        """Those that are not published like that already."""
-        found = []
+    def _differing(self, tx: Tx, projected: Iterable[Projected]) -> dict[str, Projected]:
+        """Those that are not published like that already, by key. Of several with one key the last counts, which is as
+        the change leaves the row."""
+        found = {}
         for tier, change, urgent in projected:
-            values = _without_none(change.values)
-            there = tx.get(PublishedRow, published_key(tier, change.table, change.key))
+            key, values = published_key(tier, change.table, change.key), _without_none(change.values)
+            there = tx.get(PublishedRow, key)
             if (there.values if there else None) != values:
-                found.append((tier, Change(change.table, change.key, values), urgent))
+                found[key] = tier, Change(change.table, change.key, values), urgent
         return found
 
     def _publish(self, tx: Tx, wanted: Mapping[RowId, Iterable[Projected]], gone: Collection[Projected] = ()) -> None:
         """Sort what changed into what goes out now and what waits. Opens a record when there is something to write.
         `gone` goes out in any case: no row of the worker's is left by which it could be found again."""
-        now = list(gone)
+        now: dict[str, Projected] = {}
         wait: dict[RowId, int | None] = {}  # None: it need not wait any more
         may: bool | None = None  # asked for once something differs: most changes of the ledger publish nothing
         soon = False
         for row_id, projected in wanted.items():
             wait[row_id] = None
-            for each in self._differing(tx, projected):
+            for key, each in self._differing(tx, projected).items():
                 may = not self._short and self._affords(tx.now_ms) if may is None else may
                 urgent = each[2]
                 if urgent and may:
-                    now.append(each)
+                    now[key] = each
                 else:
                     soon |= urgent
                     since_ms = ownerlog.due_at_once(tx.now_ms) if urgent else tx.now_ms
                     wait[row_id] = min(since_ms, wait[row_id] or since_ms)
         tx.after_commit(partial(self._wait, wait))
-        if may is None and not now:
+        if may is None and not gone:
             return
         waits = any(since_ms is not None for since_ms in wait.values())
         if self._closed and waits:
             self._closed = False
             tx.record("catalog.opened", self.log.owner, cause="a change after its end")
             tx.put(replace(self.log.head(tx, "region"), projections=""))
-        if now:
+        if now or gone:
             tx.record("catalog.published", self.log.owner, cause="change")
-        for tier in TIERS:
-            if changes := [change for each, change, _ in _last(now) if each == tier]:
-                self._append(tx, tier, changes)
+        for tier, changes in _by_tier([*now.values(), *gone]):
+            self._append(tx, tier, changes)
         self._short |= soon
         if waits:  # what waits for longer is due earlier, and was told of when it began to
             wait_ms = max(ownerlog.wait_ms(self._budget, self._bucket), 0 if soon else ownerlog.COALESCE_MS)
@@ -245,9 +245,10 @@ class Outbox:
             told(ms)
 
 
-def _last(projected: Iterable[Projected]) -> list[Projected]:
-    """Of several rows with one key the last, which is as the change leaves it."""
-    return list({published_key(each[0], each[1].table, each[1].key): each for each in projected}.values())
+def _by_tier(projected: Collection[Projected]) -> Iterator[tuple[Tier, list[Change]]]:
+    for tier in TIERS:
+        if changes := [change for each, change, _ in projected if each == tier]:
+            yield tier, changes
 
 
 def _without_none(values: Values | None) -> Values | None:
