@@ -54,7 +54,8 @@ class FakeImages:
         return self._world.fetch(reference)
 
     def find(self, reference: str) -> Image | None:
-        return self._world.images.get(reference)
+        here = self._world.images
+        return here.get(reference) or next((image for image in here.values() if image.digest == reference), None)
 
     def layers(self, image: Image) -> Sequence[Path]:
         return ()
