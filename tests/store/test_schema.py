@@ -24,10 +24,6 @@ class StoneRow(Row, frozen=True, kw_only=True):
     id: str
     grams: int
 
-    @property
-    def key(self) -> str:
-        return self.id
-
 
 BARE = Schema("stone", (StoneRow,))
 WEIGHED = Schema(

@@ -19,13 +19,16 @@ from hawker.model.services import Port
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of every stored row. `table` is its table's name, `key` its primary key as text."""
+    """Base of every stored row. `table` is its table's name. `key`, its primary key as text, is the field that
+    `keyed_by` names, unless a class says otherwise."""
 
     table: ClassVar[str]
+    keyed_by: ClassVar[str] = "id"
 
     @property
     def key(self) -> str:
-        raise TypeError("a row class names its key")
+        key: str = getattr(self, self.keyed_by)
+        return key
 
 
 Desired = Literal["started", "stopped", "suspended", "destroyed"]
@@ -81,10 +84,6 @@ class MachineRow(Row, frozen=True, kw_only=True):
     asleep: bool = False
     before: Before | None = None
 
-    @property
-    def key(self) -> str:
-        return self.id
-
     def as_it_runs(self) -> MachineRow:
         """The machine as whoever has to do with its program finds it: while an update gets its image it is started, in
         the version before. To clients it is being updated from the moment that was accepted."""
@@ -107,13 +106,10 @@ class DecisionRow(Row, frozen=True, kw_only=True):
     """Why a machine was placed where it is: the broker's `model.market.Decision`. Written once, never changed."""
 
     table: ClassVar[str] = "decision"
+    keyed_by: ClassVar[str] = "machine"
 
     machine: str
     decision: dict[str, Any]
-
-    @property
-    def key(self) -> str:
-        return self.machine
 
 
 class VersionRow(Row, frozen=True, kw_only=True):
@@ -125,10 +121,6 @@ class VersionRow(Row, frozen=True, kw_only=True):
     machine: str
     config: dict[str, Any]
     created_at_ms: int
-
-    @property
-    def key(self) -> str:
-        return self.id
 
 
 class EventRow(Row, frozen=True, kw_only=True):
@@ -148,10 +140,6 @@ class EventRow(Row, frozen=True, kw_only=True):
     step: str = ""
     request: dict[str, Any] | None = None
 
-    @property
-    def key(self) -> str:
-        return self.id
-
 
 class ReservationRow(Row, frozen=True, kw_only=True):
     """Room held for an order until it is confirmed, released, or its time runs out. Gone once it ended. Its times are
@@ -166,10 +154,6 @@ class ReservationRow(Row, frozen=True, kw_only=True):
     created_at_ms: int
     expires_at_ms: int
 
-    @property
-    def key(self) -> str:
-        return self.id
-
 
 class FillRow(Row, frozen=True, kw_only=True):
     """An order's end, so that the same key is answered the same way: `machine`, or "" when it was released."""
@@ -179,10 +163,6 @@ class FillRow(Row, frozen=True, kw_only=True):
     id: str  # the order's key
     machine: str
     at_ms: int
-
-    @property
-    def key(self) -> str:
-        return self.id
 
 
 class ClaimRow(Row, frozen=True, kw_only=True):
@@ -194,10 +174,6 @@ class ClaimRow(Row, frozen=True, kw_only=True):
     worker: str
     order: str
     at_ms: int
-
-    @property
-    def key(self) -> str:
-        return self.id
 
 
 class PortRow(Row, frozen=True, kw_only=True):
@@ -250,19 +226,17 @@ class TallyRow(Row, frozen=True, kw_only=True):
     """How many machines of an app are here and not destroyed: asked for with every offer, so it is not counted anew."""
 
     table: ClassVar[str] = "tally"
+    keyed_by: ClassVar[str] = "app"
 
     app: str
     machines: int
-
-    @property
-    def key(self) -> str:
-        return self.app
 
 
 class LeaseRow(Row, frozen=True, kw_only=True):
     """A client's exclusive right to change one machine, for `ttl_s`, until `expires_at_ms` by `Host.steady_ms`."""
 
     table: ClassVar[str] = "lease"
+    keyed_by: ClassVar[str] = "machine"
 
     machine: str
     nonce: str
@@ -271,16 +245,13 @@ class LeaseRow(Row, frozen=True, kw_only=True):
     expires_at_ms: int
     ttl_s: int = 24 * 3600  # the most that any may be given: of rows that do not say
 
-    @property
-    def key(self) -> str:
-        return self.machine
-
 
 class AppRow(Row, frozen=True, kw_only=True):
     """An app, kept by every worker until the catalog exists: the newest stamp wins, a deleted one leaves a
     tombstone."""
 
     table: ClassVar[str] = "app"
+    keyed_by: ClassVar[str] = "name"
 
     name: str
     id: str
@@ -292,10 +263,6 @@ class AppRow(Row, frozen=True, kw_only=True):
     deleted: bool = False
     deployed: bool = False
     role: str = ""
-
-    @property
-    def key(self) -> str:
-        return self.name
 
 
 class WorkerRow(Row, frozen=True, kw_only=True):
@@ -372,10 +339,6 @@ class RunRow(Row, frozen=True, kw_only=True):
     error: str = ""
     ending: Literal["", "failed", "cancelled"] = ""
 
-    @property
-    def key(self) -> str:
-        return self.id
-
 
 class PublishedRow(Row, frozen=True, kw_only=True):
     """A row of the catalog as this node published it last, in version `number` of its log; `values` None is a
@@ -418,6 +381,7 @@ class LogHeadRow(Row, frozen=True, kw_only=True):
     by which all was published when the node ended in order; "" while it runs, and when something waited."""
 
     table: ClassVar[str] = "log_head"
+    keyed_by: ClassVar[str] = "tier"
 
     tier: Tier
     epoch: int
@@ -425,10 +389,6 @@ class LogHeadRow(Row, frozen=True, kw_only=True):
     floor: int = 0
     lineage: tuple[Position, ...] = ()
     projections: str = ""
-
-    @property
-    def key(self) -> str:
-        return self.tier
 
 
 class LogFloorRow(Row, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Callable, Collection
 from functools import partial
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -60,8 +60,13 @@ class Last(NamedTuple):
     key: str
     body: bytes
 
+    def read(self) -> Any:
+        return msgspec.json.decode(self.body, type=self.kind)
 
-Over = Callable[[Tx, Collection[Last]], Collection[tuple[type[Row], str]]]
+
+Named = tuple[type[Row], str]
+"""A row by its type and key."""
+Over = Callable[[Tx, Collection[Last]], Collection[Named]]
 """Which of these rows are over, and which others with them: they are deleted."""
 
 

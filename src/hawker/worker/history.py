@@ -14,15 +14,12 @@ while anybody may still ask: 20,000 are two minutes of 160 orders a second, whic
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
-
-import msgspec
 
 from hawker.model.machine import State
 from hawker.model.rows import ClaimRow, FillRow, MachineRow, Row, RunRow
-from hawker.store.compaction import Last
+from hawker.store.compaction import Last, Named
 from hawker.store.tx import Tx
-from hawker.worker.kinds import Kinds, Named
+from hawker.worker.kinds import Kinds
 
 ORDERS_KEPT = 20_000
 """How many orders that ended are kept, the newest, and how many clients' keys: `worker.history_records`."""
@@ -39,7 +36,7 @@ def over(tx: Tx, rows: Collection[Last], kinds: Kinds, orders: int = ORDERS_KEPT
     found: set[Named] = set()
     for kind in kinds:
         found |= set(kind.over(tx, rows))
-    found |= {(RunRow, row.key) for row in rows if row.kind is RunRow and _read(row, RunRow).status not in _RUNS}
+    found |= {(RunRow, row.key) for row in rows if row.kind is RunRow and row.read().status not in _RUNS}
     for ended in (FillRow, ClaimRow):
         found |= _orders_over(tx, ended, [row for row in rows if row.kind is ended], orders)
     return found
@@ -51,14 +48,10 @@ def _orders_over(tx: Tx, kind: type[FillRow | ClaimRow], rows: Collection[Last],
         return set()
     beyond = tx.query(f"select at_ms, id from {kind.table} order by at_ms desc, id desc limit 1 offset ?", (kept,))
     newest_over = max([(tx.now_ms - _KEPT_MS[kind], ""), *beyond])
-    ended = [_read(row, kind) for row in rows]
+    ended = [row.read() for row in rows]
     return {(kind, row.key) for row in ended if (row.at_ms, row.key) <= newest_over and not _has_its_machine(tx, row)}
 
 
 def _has_its_machine(tx: Tx, row: FillRow | ClaimRow) -> bool:
     machine = tx.get(MachineRow, row.machine) if isinstance(row, FillRow) and row.machine else None
     return machine is not None and machine.state is not State.destroyed
-
-
-def _read(row: Last, kind: type[Any]) -> Any:
-    return msgspec.json.decode(row.body, type=kind)

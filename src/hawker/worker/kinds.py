@@ -15,7 +15,7 @@ from hawker.catalog.publish.outbox import Projection
 from hawker.model.guest import Resources
 from hawker.model.rows import Row
 from hawker.services import Service
-from hawker.store.compaction import Last
+from hawker.store.compaction import Last, Named
 from hawker.store.schema import Schema
 from hawker.store.tx import Reads, Tx
 from hawker.worker.context import WorkerContext
@@ -23,9 +23,6 @@ from hawker.worker.flows.flow import Flow
 
 GROUP = "hawker.kinds"
 """The entry points of kinds that other distributions bring."""
-
-Named = tuple[type[Row], str]
-"""A row by its type and key."""
 
 
 class Parts(Protocol):

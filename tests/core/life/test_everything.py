@@ -12,9 +12,12 @@ from itertools import product
 import pytest
 from tests.kit.lives import At, begun, happens, wished
 
-from hawker.core.life.phases import FETCHES, ONLY_WAITS, Phase, phase_of
+from hawker.core.life.phases import FETCHES, Phase, phase_of
 from hawker.core.life.wishes import BEGINS, MEETS, UPDATES_FROM, Way, Wish, create
 from hawker.model.machine import RESTING, State
+
+ONLY_WAITS = FETCHES | {Phase.backing_off}
+"""Phases in which a run has nothing under way that would have to be undone: another may take its place."""
 
 
 def reached(of_host: bool) -> dict[At, str]:

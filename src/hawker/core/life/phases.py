@@ -29,9 +29,6 @@ class Phase(StrEnum):
     """A person has to look at it."""
 
 
-ONLY_WAITS = frozenset({Phase.fetching, Phase.fetching_beside, Phase.fetching_to_rest, Phase.backing_off})
-"""Phases in which a run has nothing under way that would have to be undone: another may take its place."""
-
 FETCHES = frozenset({Phase.fetching, Phase.fetching_beside, Phase.fetching_to_rest})
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from hawker.core import journal
 from hawker.errors import Abort, Broken, Conflict, HawkerError, NotFound, Retry, StoreError
 from hawker.host import Host
-from hawker.model.rows import UNENDED, RunRow
+from hawker.model.rows import UNENDED, Row, RunRow
 from hawker.services import Service
 from hawker.store.db import Store
 from hawker.store.tx import Reads, Tx
@@ -57,9 +57,7 @@ class Runner(Service):
         self._closed = False
         self.on_end: list[Callable[[str], None]] = []
         self.resumed = 0
-        for table in ("run", "event", "version"):  # their order is that of their ids
-            if newest := store.read.query(f"select max(id) from {table}")[0][0]:
-                host.go_on_after(newest)
+        go_on_after_newest(host, store.read, RunRow)
 
     def add(self, flows: Iterable[Flow]) -> None:
         """Before `open`: flows whose runs this runner drives."""
@@ -399,6 +397,12 @@ class Runner(Service):
         alarm = event in ("run.parked", "store.refused")
         logger = _logger.error if alarm else _logger.info
         logger(event, flow=run.flow, run=run.id, resource=run.resource, cause=run.cause, trace=run.trace, **fields)
+
+
+def go_on_after_newest(host: Host, reads: Reads, kind: type[Row]) -> None:
+    """Let the host's next ids sort after those of all rows of a kind whose order is that of their ids."""
+    if newest := reads.query(f"select max(id) from {kind.table}")[0][0]:
+        host.go_on_after(newest)
 
 
 def active_run(reads: Reads, resource: str) -> RunRow | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from hawker.model.rows import EventRow, VersionRow
 from hawker.services import Service
 from hawker.worker.context import WorkerContext
 from hawker.worker.flows.flow import Flow
+from hawker.worker.flows.runner import go_on_after_newest
 from hawker.worker.machine.admission import Admission
 from hawker.worker.machine.api.inside import InsideApi
 from hawker.worker.machine.api.leases import LeaseApi
@@ -33,6 +35,8 @@ class MachineParts:
 
     def __init__(self, context: WorkerContext, flows_of: FlowsOf = MachineFlows.all) -> None:
         settings, store, host, drivers = context.settings, context.store, context.host, context.drivers
+        for rises in (EventRow, VersionRow):
+            go_on_after_newest(host, store.read, rises)
         holder = context.network.holder if context.network else nobody
         self.writer = writer = MachineWriter(host, settings.capacity, settings.ports, holder)
         self.generations = generations = Generations(settings.name, context.catalog)

@@ -17,9 +17,5 @@ class LightRow(Row, frozen=True, kw_only=True):
     state: Literal["off", "on"] = "off"
     booked: bool = False
 
-    @property
-    def key(self) -> str:
-        return self.id
-
     def held(self) -> Resources:
         return Resources(machines=1) if self.booked else Resources()
