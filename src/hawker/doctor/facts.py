@@ -115,7 +115,7 @@ def _release(text: str) -> tuple[int, int]:
 
 
 def _user_namespaces() -> int:
-    """How many there may be; 0 where an ordinary user may make none and we are one."""
+    """How many user namespaces there may be; 0 where an ordinary user may make none and we are one."""
     if os.geteuid() != 0:
         closed = _number("/proc/sys/kernel/unprivileged_userns_clone", 1) == 0
         if closed or _number("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", 0) == 1:
@@ -152,7 +152,7 @@ def _clock_synchronised() -> bool | None:
 
 
 def _why_not_bound(text: str) -> str:
-    """Why nobody can listen there, by doing so for a moment."""
+    """Find out why nobody can listen there, by listening for a moment."""
     name, port = host_port("listen", text)
     family = socket.AF_INET6 if ":" in name else socket.AF_INET
     for kind, word in ((socket.SOCK_STREAM, "TCP"), (socket.SOCK_DGRAM, "UDP")):
@@ -167,7 +167,7 @@ def _why_not_bound(text: str) -> str:
 
 
 def _disk(directory: Path) -> Disk:
-    """Of the nearest directory above that is there already."""
+    """What the nearest existing directory at or above this one says of its disk."""
     place = directory.absolute()
     while not place.is_dir() and place != place.parent:
         place = place.parent

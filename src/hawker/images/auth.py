@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 TOKEN_S = 60.0
-"""How long a token lasts that does not say (token specification, `expires_in`)."""
+"""How long a token lasts if it does not say so (token specification, `expires_in`)."""
 TOKEN_S_MAX = 86_400.0
 """More than any registry gives. What is said may be a number of any length."""
 TOKENS_MAX, TOKEN_BYTES_MAX = 1000, 32 << 10

@@ -37,7 +37,7 @@ class ImageSource(Protocol):
         """The unpacked trees of its layers for overlayfs, the topmost first. They are not to be written to."""
 
     def missing(self, reference: str) -> Missing:
-        """From memory: this is asked with every offer."""
+        """What is missing here. Answers from memory, because every offer asks this."""
 
     def hold(self, holder: str, digest: str) -> None:
         """Keep an image from garbage collection while a machine or a reservation needs it; `holder` names which. One

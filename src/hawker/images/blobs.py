@@ -188,7 +188,7 @@ class Blobs:
         return self._partial / digest.removeprefix("sha256:")
 
     def size(self, digest: str) -> int | None:
-        """From memory. None: not here."""
+        """The size of a blob, from memory; None if it is not here."""
         return self._sizes.get(digest)
 
     def __contains__(self, digest: str) -> bool:
@@ -266,7 +266,8 @@ class Blobs:
         return final
 
     def read(self, digest: str) -> bytes:
-        """A small one, whole. Raises `StoreError`, also when the file has other bytes than it must: then it is gone."""
+        """Read a small blob as a whole. Raises `StoreError`, also when the file has other bytes than it must: then it
+        is gone."""
         path = self.path(digest)
         try:
             data = path.read_bytes()

@@ -14,7 +14,7 @@ import msgspec
 from hawker.host import Host
 from hawker.images.blobs import Blobs
 from hawker.images.known import Known, Names
-from hawker.images.layer_trees import Trees
+from hawker.images.layer_trees import LayerTrees
 from hawker.images.pull import Pulls
 from hawker.images.settings import MIB, ImageSettings
 from hawker.telemetry import get_logger
@@ -33,16 +33,16 @@ class Collected(msgspec.Struct, frozen=True):
 
 
 class Collecting:
-    """One host's. `held` is the digests that are held, by holder."""
+    """Collects the garbage of one host. `held` has the digests that are held, by holder."""
 
     def __init__(
         self,
         settings: ImageSettings,
         host: Host,
         blobs: Blobs,
-        trees: Trees,
+        trees: LayerTrees,
         names: Names,
-        obtaining: Pulls,
+        pulls: Pulls,
         held: Mapping[str, str],
     ) -> None:
         self._settings = settings
@@ -50,7 +50,7 @@ class Collecting:
         self._blobs = blobs
         self._trees = trees
         self._names = names
-        self._obtaining = obtaining
+        self._pulls = pulls
         self._held = held
         self._lock = asyncio.Lock()
 
@@ -105,15 +105,15 @@ class Collecting:
         digest = known.image.digest
         # Also by a clock that was set back since: it must not keep an image for as long as it had been ahead.
         fresh = abs(self._host.now_ms() - known.record.used_ms) < GRACE_MS
-        return not fresh and digest not in self._held.values() and digest not in self._obtaining.wanted_blobs()
+        return not fresh and digest not in self._held.values() and digest not in self._pulls.wanted_blobs()
 
     async def _orphans(self, age_ms: int) -> None:
-        """What no image needs and nothing was done with for so long."""
+        """Remove what no image needs and nobody has used for this long."""
         before_s = (self._host.now_ms() - age_ms) / 1000
         for digest, (_, written_s) in (await asyncio.to_thread(self._blobs.partials)).items():
             if written_s < before_s and digest not in self._blobs.writing:
                 self._blobs.discard_partial(digest)
-                self._obtaining.moved.pop(digest, None)
+                self._pulls.moved.pop(digest, None)
         needed = self._needed_blobs()
         blobs = [digest for digest in self._blobs if digest not in needed]
         old = [digest for digest in blobs if self._blobs.path(digest).stat().st_mtime < before_s]
@@ -122,7 +122,7 @@ class Collecting:
         await self._remove(old, [chain_id for chain_id in trees if self._trees.changed_s(chain_id) < before_s])
 
     async def _remove(self, blobs: Collection[str], trees: Collection[str]) -> None:
-        """What of these nobody needs. Asked anew after each that is removed, as time passes."""
+        """Remove those that nobody needs. What is needed is asked anew after each removal, because time passes."""
         needed = self._needed_trees()
         for chain_id in trees:
             if chain_id not in needed:
@@ -130,12 +130,12 @@ class Collecting:
                 needed = self._needed_trees()
         needed = self._needed_blobs()
         for digest in blobs:
-            if digest in self._blobs and digest not in needed and not self._obtaining.is_fetched(digest):
+            if digest in self._blobs and digest not in needed and not self._pulls.is_fetched(digest):
                 await self._blobs.let_go(digest)
                 needed = self._needed_blobs()
 
     def _needed_blobs(self) -> set[str]:
-        return self._obtaining.wanted_blobs().union(*(known.blobs for known in self._names.all()))
+        return self._pulls.wanted_blobs().union(*(known.blobs for known in self._names.all()))
 
     def _needed_trees(self) -> set[str]:
-        return self._obtaining.wanted_trees().union(*(known.chain for known in self._names.all()))
+        return self._pulls.wanted_trees().union(*(known.chain for known in self._names.all()))

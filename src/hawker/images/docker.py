@@ -29,7 +29,7 @@ _HUB_NAMES = (_HUB, "docker.io", "index.docker.io")
 _HUB_SERVER = "https://index.docker.io/v1/"
 _NOT_FOUND = "credentials not found in native keychain"
 _IDENTITY = "<token>"
-"""In the place of a user name: the secret is an identity token."""
+"""Stands in place of a user name when the secret is an identity token."""
 
 
 class HelperFailed(Exception):
@@ -55,7 +55,8 @@ class _Answer(msgspec.Struct):
 
 
 async def credentials_for(settings: ImageSettings, host: str) -> Credentials:
-    """From the configuration, else from Docker as it has them now. None of either are false. Raises `HelperFailed`."""
+    """The credentials from the configuration, or else those that Docker has now; empty (false) where neither has any.
+    Raises `HelperFailed`."""
     own = settings.registry(host)
     if own.username or own.token:
         return Credentials(own.username, own.password, own.token)

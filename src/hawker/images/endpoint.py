@@ -31,7 +31,8 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 def is_loopback(host: str) -> bool:
-    """A name or address without port. Addresses count whole networks, names only those that RFC 6761 keeps there."""
+    """Whether a name or address (without port) is this host. All addresses of the loopback networks count, and the
+    names that RFC 6761 reserves for loopback."""
     host = host.strip("[]").rstrip(".").lower()
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -46,7 +47,7 @@ def url_of(text: str) -> httpx2.URL:
 
 
 def endpoint(settings: ImageSettings, host: str) -> Endpoint:
-    """Of `host`, `host:port` or, for mirrors, `host/prefix`."""
+    """The endpoint of `host`, `host:port` or, for mirrors, `host/prefix`."""
     host, _, prefix = host.partition("/")
     scheme = "http" if _may_be_plain(settings, host) else "https"
     return Endpoint(origin_of(url_of(f"{scheme}://{host}")), host, f"{prefix.strip('/')}/" if prefix else "")

@@ -40,7 +40,7 @@ AFTER_S_MAX = 60.0
 _SAID_BYTES_MAX = 4096
 _TOKEN_BYTES_MAX = 1 << 20
 _HEAD_TIMES = 3
-"""So many read time-outs may pass until an answer begins, with all redirects and tokens that it takes."""
+"""How many read time-outs may pass until an answer begins, including all redirects and tokens that it takes."""
 _SMALL_PIECES = 64
 _CLIENT_ID = "hawker"
 _NUMBER = re.compile(r"[0-9]{1,18}")
@@ -87,8 +87,9 @@ class Exchange:
             await self._clients.popitem()[1].aclose()
 
     def _opened(self, to: Endpoint) -> httpx2.AsyncClient:
-        """For a registry and where it leads us: its own authorities vouch for nobody else's. Made when it is needed: a
-        host that never asks a registry does not load authorities (20 ms)."""
+        """The client for a registry and the hosts that it leads us to: authorities that are trusted for one registry
+        vouch for no other. It is made when it is needed, so a host that never asks a registry does not load authorities
+        (20 ms)."""
         settings = self._settings
         ca = settings.registry(to.host).ca
         client = self._clients.get(ca)
@@ -266,7 +267,7 @@ async def body_of(response: httpx2.Response, bytes_max: int, *, cut: bool = Fals
 
 
 async def considerate(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """The same pieces. Thousands of tiny ones may come in one packet: others have their turn in between."""
+    """Yield the same pieces, and let other tasks run in between: thousands of tiny pieces may come in one packet."""
     number = 0
     try:
         async for piece in pieces:
@@ -310,7 +311,7 @@ def _is_unknown(error: BaseException | None) -> bool:
 
 
 def number_of(text: str) -> int | None:
-    """A number as headers have it. None: it is none, such as a superscript two, which is a digit to Python."""
+    """Read a number of a header. None: the text is no number, such as a superscript two, which is a digit to Python."""
     return int(text) if _NUMBER.fullmatch(text) else None
 
 
@@ -319,7 +320,7 @@ def _again(response: httpx2.Response, host: str) -> Again:
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Of the two forms of `Retry-After` (RFC 9110, section 10.2.3) the date is measured by the sender's own clock."""
+    """Read either form of `Retry-After` (RFC 9110, section 10.2.3). A date is measured by the sender's own clock."""
     value = headers.get("retry-after", "").strip()
     if (seconds := number_of(value)) is not None:
         return min(float(seconds), AFTER_S_MAX)

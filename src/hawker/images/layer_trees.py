@@ -32,7 +32,7 @@ class _About(msgspec.Struct):
     collapsed: bool = False
 
 
-class Trees:
+class LayerTrees:
     """The trees of one host. One process at a time. Open with `open`."""
 
     def __init__(self, directory: Path) -> None:
@@ -81,7 +81,7 @@ class Trees:
         return dict(self._sizes)
 
     def changed_s(self, chain_id: str) -> float:
-        """When it was unpacked, in Unix seconds."""
+        """The time when it was unpacked, in Unix seconds."""
         try:
             return self.path(chain_id).with_name(self.path(chain_id).name + ".json").stat().st_mtime
         except FileNotFoundError:

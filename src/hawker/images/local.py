@@ -10,7 +10,7 @@ from hawker.errors import HawkerError, ImageError
 from hawker.images.blobs import Blobs, translated
 from hawker.images.collecting import Collecting
 from hawker.images.known import Known
-from hawker.images.layer_trees import Trees
+from hawker.images.layer_trees import LayerTrees
 from hawker.images.manifest import digest_of
 from hawker.images.pull import Pulls, key_of
 from hawker.images.singleflight import to_its_end
@@ -21,16 +21,17 @@ from hawker.model.image import Image, ImageConfig, Platform
 from hawker.model.values import ImageRef, is_digest
 
 
-class Making:
-    """One host's. `keep` is called with an image that is here and the names that it gets."""
+class LocalImages:
+    """Makes one host's images from its own files. `keep` is called with an image that is here and the names that it
+    gets."""
 
     def __init__(
         self,
         platform: Platform,
         limits: TreeLimits,
         blobs: Blobs,
-        trees: Trees,
-        obtaining: Pulls,
+        trees: LayerTrees,
+        pulls: Pulls,
         collecting: Collecting,
         keep: Callable[[Known, Sequence[str]], Awaitable[None]],
     ) -> None:
@@ -38,7 +39,7 @@ class Making:
         self._limits = limits
         self._blobs = blobs
         self._trees = trees
-        self._obtaining = obtaining
+        self._pulls = pulls
         self._collecting = collecting
         self._keep = keep
 
@@ -48,13 +49,13 @@ class Making:
         watched = names[0] if names else digest
         trees: list[str] = []
         try:
-            with self._obtaining.wanting([*blobs, digest]):
+            with self._pulls.wanting([*blobs, digest]):
                 for each, data in blobs.items():
                     await self._put(watched, each, data)
-                known = await self._obtaining.resolve(None, await self._blobs.put(manifest))
+                known = await self._pulls.resolve(None, await self._blobs.put(manifest))
                 trees = known.chain
-                with self._obtaining.wanting(known.blobs, known.chain):
-                    await self._obtaining.complete(None, known, watched)
+                with self._pulls.wanting(known.blobs, known.chain):
+                    await self._pulls.complete(None, known, watched)
                     await self._keep(known, [name for name in names if not is_digest(name)])
         except HawkerError:
             await self._collecting.clean_up([*blobs, digest], trees)
@@ -79,7 +80,7 @@ class Making:
         return await self._made(name, pack)
 
     async def _made(self, name: str, make: Callable[[Path], Archived]) -> Image:
-        """What a function makes in a directory; it runs in a thread."""
+        """Add the image that a function makes in a directory; the function runs in a thread."""
         async with self._trees.scratch() as into:
             try:
                 made = await to_its_end(asyncio.to_thread(make, into))

@@ -1,8 +1,8 @@
 """From a reference to unpacked trees: what it means, its blobs, its layers on top of one another.
 
-Every blob, every tree and every image is one run of work however many ask (`flights`). Layers are fetched side by side,
-the lowest first, and unpacked as they come; a tree is joined with those below it when these are there. What is refused
-for good leaves nothing; what broke leaves what the next attempt can use.
+Every blob, every tree and every image is one run of work however many ask (`singleflight`). Layers are fetched side by
+side, the lowest first, and unpacked as they come; a tree is joined with those below it when these are there. What is
+refused for good leaves nothing; what broke leaves what the next attempt can use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hawker.host import Host
 from hawker.images.blobs import Blobs
 from hawker.images.http import considerate
 from hawker.images.known import Known, Names, Record
-from hawker.images.layer_trees import Trees
+from hawker.images.layer_trees import LayerTrees
 from hawker.images.manifest import MANIFEST_BYTES_MAX, Manifest, choose, digest_of, read_config, read_manifest
 from hawker.images.progress import State, Watchers
 from hawker.images.registry import Document, Registries
@@ -43,7 +43,7 @@ def key_of(ref: ImageRef) -> str:
 
 
 class Pulls:
-    """One host's. `close` before the rest. `peers` may be added to at any time."""
+    """The pulls of one host. `close` it before the rest. `peers` may be added to at any time."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Pulls:
         platform: Platform,
         limits: TreeLimits,
         blobs: Blobs,
-        trees: Trees,
+        trees: LayerTrees,
         names: Names,
         peers: list[Peer],
     ) -> None:
@@ -67,8 +67,8 @@ class Pulls:
         self._registries = Registries(settings, host)
         self._transfers = Transfers(blobs, self._registries, peers, settings)
         self._unpacking = asyncio.Semaphore(settings.unpack_parallel)
-        self._blob_flights: Singleflight[None] = Singleflight()
-        self._tree_flights: Singleflight[None] = Singleflight()
+        self._blob_runs: Singleflight[None] = Singleflight()
+        self._tree_runs: Singleflight[None] = Singleflight()
         self._wanted: dict[object, tuple[set[str], set[str]]] = {}  # blobs and trees
         self._offered: dict[object, tuple[ImageRef, set[str]]] = {}  # repositories, and blobs that are in them
         self.registries = self._registries
@@ -77,19 +77,19 @@ class Pulls:
         self.moved: dict[str, int] = {digest: size for digest, (size, _) in blobs.partials().items()}
 
     async def close(self) -> None:
-        await self._tree_flights.close()
-        await self._blob_flights.close()
+        await self._tree_runs.close()
+        await self._blob_runs.close()
         await self._registries.close()
 
     def wanted_blobs(self) -> set[str]:
-        """What is on its way or is needed by what is."""
+        """The blobs that are on their way, or that an image on its way needs."""
         return set().union(*(blobs for blobs, _ in self._wanted.values()))
 
     def wanted_trees(self) -> set[str]:
         return set().union(*(trees for _, trees in self._wanted.values()))
 
     def is_fetched(self, digest: str) -> bool:
-        return digest in self._blob_flights
+        return digest in self._blob_runs
 
     # What a reference means
 
@@ -205,7 +205,7 @@ class Pulls:
     async def _tree(self, ref: ImageRef | None, known: Known, number: int) -> None:
         chain_id = known.chain[number]
         if chain_id not in self._trees:
-            await _joined(self._tree_flights, chain_id, lambda: self._make_tree(ref, known, number))
+            await _joined(self._tree_runs, chain_id, lambda: self._make_tree(ref, known, number))
         self.watchers.moved(known.image.layers[number].digest, "ready")
 
     async def _make_tree(self, ref: ImageRef | None, known: Known, number: int) -> None:
@@ -250,7 +250,7 @@ class Pulls:
             self._check_size(ref, blob)
             return
         with self._offering(ref, [blob.digest]):
-            await _joined(self._blob_flights, blob.digest, lambda: self._fetch(ref, blob))
+            await _joined(self._blob_runs, blob.digest, lambda: self._fetch(ref, blob))
         self._check_size(ref, blob)
 
     def _check_size(self, ref: ImageRef | None, blob: Descriptor) -> None:
@@ -292,15 +292,15 @@ class Pulls:
         return about.f_bavail * about.f_frsize - self._settings.free_mib_least * MIB
 
 
-async def _joined(flights: Singleflight[None], key: str, start: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def _joined(runs: Singleflight[None], key: str, start: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Join a run of somebody else, who may come by it in a way that is closed to him and open to us: what he failed at
     is tried once more."""
-    if key in flights:
+    if key in runs:
         try:
-            return await flights.join(key, start)
+            return await runs.join(key, start)
         except (ImageError, Unreachable):
             pass
-    await flights.join(key, start)
+    await runs.join(key, start)
 
 
 def _numbered(known: Known) -> Iterable[tuple[int, Layer]]:

@@ -20,9 +20,9 @@ Namer = Callable[[str], Awaitable[str | None]]
 class References:
     """`names` are of the images that are here, `namers` are asked before a registry is."""
 
-    def __init__(self, names: Names, obtaining: Pulls, namers: Sequence[Namer]) -> None:
+    def __init__(self, names: Names, pulls: Pulls, namers: Sequence[Namer]) -> None:
         self._names = names
-        self._obtaining = obtaining
+        self._pulls = pulls
         self._namers = namers
         self._described: dict[str, Known] = {}
 
@@ -49,7 +49,7 @@ class References:
         return known
 
     def are_here(self, names: Iterable[str]) -> None:
-        """What these mean is known by more than a description from now on."""
+        """Forget the descriptions of these references: their images are here now."""
         for name in names:
             self._described.pop(name, None)
 
@@ -57,9 +57,9 @@ class References:
         """`fresh` asks the registry. Raises what that does, and `Invalid` for what is no reference."""
         if is_digest(reference):
             known = self._names.get(reference)
-            return known or await self._obtaining.resolve(None, reference)
+            return known or await self._pulls.resolve(None, reference)
         known = None if fresh else self.known(reference) or await self._told(reference)
-        return known or await self._obtaining.resolve(ImageRef.checked(reference))
+        return known or await self._pulls.resolve(ImageRef.checked(reference))
 
     async def _told(self, reference: str) -> Known | None:
         """What another worker knows by this name: a region needs no registry, and a name means the same all over it."""
@@ -69,7 +69,7 @@ class References:
         for namer in list(self._namers):
             try:
                 if (digest := await namer(name_of(reference))) is not None:
-                    return await self._obtaining.resolve(ref, digest)
+                    return await self._pulls.resolve(ref, digest)
             except HawkerError as error:
                 _logger.info("image.name_not_followed", image=reference, problem=error.message)
         return None

@@ -35,7 +35,7 @@ MIRROR_ATTEMPTS = 2
 MIRROR_DOWN_S = 60.0
 MANIFEST_S = 60.0
 ANSWER_S = 120.0
-"""For a registry to check a blob that it was sent."""
+"""How long a registry may take to check a blob that it was sent."""
 
 T = TypeVar("T")
 _logger = get_logger()
@@ -59,11 +59,11 @@ class Body(msgspec.Struct, frozen=True):
 
 
 class RangeRefused(Again):
-    """There is nothing from that byte on: what we have already is of no use."""
+    """The registry has nothing from that byte on, so what we have already is useless."""
 
 
 class Patience:
-    """How often to try again, and how long to wait before. Progress makes it new."""
+    """Counts how often to try again and says how long to wait before. Progress starts the count over."""
 
     def __init__(self, settings: ImageSettings, host: Host, attempts: int | None = None) -> None:
         self._attempts = attempts or settings.attempts

@@ -1,8 +1,8 @@
-"""A host's images: fetched when they are asked for, kept while they are needed, let go when room is.
+"""A host's images: fetched when they are asked for, kept while they are needed, and removed when room is needed.
 
 `Images` is what drivers and the market ask (`hawker.images.base.ImageSource`) and what the API offers besides. How an
-image is had is in `obtaining`, what a name means in `meanings`, what is kept where in `blobs`, `trees` and `known`,
-what goes first in `collecting`.
+image is fetched is in `pull`, what a name means in `references`, what is kept where in `blobs`, `layer_trees` and
+`known`, what goes first in `collecting`.
 
 A name is a full reference (`registry-1.docker.io/library/nginx:1.27`); short ones are completed as Docker does. It
 means the image that it meant when it was fetched, until `pull` asks again.
@@ -24,8 +24,8 @@ from hawker.images.base import Missing
 from hawker.images.blobs import Blobs
 from hawker.images.collecting import Collected, Collecting
 from hawker.images.known import Known, Names
-from hawker.images.layer_trees import Trees
-from hawker.images.local import Making
+from hawker.images.layer_trees import LayerTrees
+from hawker.images.local import LocalImages
 from hawker.images.manifest import chain_ids
 from hawker.images.progress import Watcher
 from hawker.images.pull import Pulls
@@ -87,7 +87,7 @@ class Images:
         self._host = host
         self.limits = limits or TreeLimits(free=settings.free_mib_least * MIB)
         self._held: dict[str, str] = {}
-        self._flights: Singleflight[Image] = Singleflight()
+        self._running: Singleflight[Image] = Singleflight()
         self._background: set[asyncio.Task[None]] = set()
         self._may_collect = False
         self._over = asyncio.Event()
@@ -111,10 +111,10 @@ class Images:
     async def _open(self) -> None:
         free = self.settings.free_mib_least * MIB
         self._blobs = await asyncio.to_thread(Blobs, self.directory / "blobs", free)
-        self._trees = Trees(self.directory)
+        self._trees = LayerTrees(self.directory)
         await self._trees.open()
         self._names = await asyncio.to_thread(Names, self.directory, self._blobs, self.platform)
-        self._obtaining = Pulls(
+        self._pulls = Pulls(
             self.settings,
             self._host,
             self.platform,
@@ -124,13 +124,13 @@ class Images:
             self._names,
             self.fetchers,
         )
-        self._meanings = References(self._names, self._obtaining, self.namers)
+        self._references = References(self._names, self._pulls, self.namers)
         self._collecting = Collecting(
-            self.settings, self._host, self._blobs, self._trees, self._names, self._obtaining, self._held
+            self.settings, self._host, self._blobs, self._trees, self._names, self._pulls, self._held
         )
 
-        self._making = Making(
-            self.platform, self.limits, self._blobs, self._trees, self._obtaining, self._collecting, self._keep
+        self._local = LocalImages(
+            self.platform, self.limits, self._blobs, self._trees, self._pulls, self._collecting, self._keep
         )
 
     async def close(self) -> None:
@@ -139,8 +139,8 @@ class Images:
             task.cancel()
         if self._background:
             await asyncio.wait(self._background)
-        await self._flights.close()
-        await self._obtaining.close()
+        await self._running.close()
+        await self._pulls.close()
         with suppress(StoreError):  # of when images were used: the next start knows a little less
             self._names.flush()
 
@@ -153,10 +153,10 @@ class Images:
             self._names.used(found.digest, self._host.now_ms())
             return found
         name = name_of(reference)
-        return await self._flights.join(name, lambda: self._obtain(reference, name))
+        return await self._running.join(name, lambda: self._obtain(reference, name))
 
     def find(self, reference: str) -> Image | None:
-        known = self._meanings.known(reference)
+        known = self._references.known(reference)
         return known.image if known is not None and self._is_complete(known) else None
 
     def layers(self, image: Image) -> Sequence[Path]:
@@ -165,11 +165,11 @@ class Images:
         return [self._trees.path(chain_id) for chain_id in reversed(chain)]
 
     def missing(self, reference: str) -> Missing:
-        known = self._meanings.known_or_described(reference)
+        known = self._references.known_or_described(reference)
         if known is None:
             return Missing(known=False)
-        lacking = self._obtaining.lacking(known)
-        return Missing(known=True, bytes=lacking, transfer_ms=int(lacking * 1000 / self._obtaining.rate.expected))
+        lacking = self._pulls.lacking(known)
+        return Missing(known=True, bytes=lacking, transfer_ms=int(lacking * 1000 / self._pulls.rate.expected))
 
     def hold(self, holder: str, digest: str) -> None:
         self._held[holder] = digest
@@ -191,11 +191,11 @@ class Images:
 
     @property
     def bytes_per_s(self) -> float:
-        """As transfers have been of late; 0 before the first."""
-        return self._obtaining.rate.bytes_per_s
+        """The mean rate of recent transfers; 0 before the first."""
+        return self._pulls.rate.bytes_per_s
 
     def blob_size(self, digest: str) -> int | None:
-        """Of a manifest, configuration or layer; None: it is not here."""
+        """The size of a manifest, configuration or layer; None if it is not here."""
         return self._blobs.size(digest)
 
     def blob(self, digest: str, offset: int = 0) -> AsyncIterator[bytes]:
@@ -207,14 +207,14 @@ class Images:
     async def describe(self, reference: str) -> Image:
         """What an image is made of, fetching no layer of it; the registry is asked when it is not known here. From then
         on `missing` knows it."""
-        return (await self._meanings.describe(reference)).image
+        return (await self._references.describe(reference)).image
 
     async def pull(self, reference: str, progress: Watcher | None = None) -> Image:
         """Have what the registry now means by it. Raises as `ensure` does; `progress` is called as layers move."""
         name = name_of(reference)
-        end = self._obtaining.watchers.add(name, progress) if progress else None
+        end = self._pulls.watchers.add(name, progress) if progress else None
         try:
-            return await self._flights.join(f"pull {name}", lambda: self._obtain(reference, name, fresh=True))
+            return await self._running.join(f"pull {name}", lambda: self._obtain(reference, name, fresh=True))
         finally:
             if end:
                 end()
@@ -223,17 +223,17 @@ class Images:
         """Have an image that is at hand, under a name: `blobs` are its configuration and those of its layers that are
         not here, each as bytes or as a file of the same file system, which is taken over. Raises `Invalid`,
         `ImageError`, `DiskFull`, `StoreError`."""
-        return await self._making.add([name_of(name)], manifest, blobs)
+        return await self._local.add([name_of(name)], manifest, blobs)
 
     async def import_archive(self, path: Path, name: str = "") -> Image:
         """The image in a tar or directory as `docker save`, `podman save` or `skopeo copy` make them; without a name it
         goes by those in the archive, or by its digest. Raises `Invalid`, `ImageError`, `DiskFull`, `StoreError`."""
-        return await self._making.import_archive(path, name and name_of(name))
+        return await self._local.import_archive(path, name and name_of(name))
 
     async def build_from(self, path: Path, name: str, config: ImageConfig | None = None) -> Image:
         """An image of one layer: the files of a directory, or those in a tar. The same files give the same image.
         Raises as `import_archive` does."""
-        return await self._making.build_from(path, name_of(name), config or ImageConfig())
+        return await self._local.build_from(path, name_of(name), config or ImageConfig())
 
     async def push(
         self, reference: str, to: str, username: str = "", password: str = "", progress: Watcher | None = None
@@ -241,19 +241,19 @@ class Images:
         """Copy an image that is here to a registry, under the name `to`. Without credentials those of the configuration
         are used. Raises `ImageNotFound`, `ImageError`, `Unreachable`."""
         target = ImageRef.checked(to, "to")
-        known = self._meanings.known(reference)
+        known = self._references.known(reference)
         if known is None:
             raise ImageNotFound(reference, "this worker does not have it")
         settings = self.settings
         if username:
             settings = with_credentials(settings, target.registry, username, password)
-        with self._obtaining.wanting(known.blobs, known.chain):
+        with self._pulls.wanting(known.blobs, known.chain):
             await push(settings, self._host, self._blobs, known, target, progress)
         return known.image
 
     def watch(self, reference: str, watcher: Watcher) -> Callable[[], None]:
         """Be told of every step of this image's layers, whoever has it fetched. Returns what ends that."""
-        return self._obtaining.watchers.add(name_of(reference), watcher)
+        return self._pulls.watchers.add(name_of(reference), watcher)
 
     def prefetch(self, reference: str) -> None:
         """Fetch it in the background. That it fails is for whoever needs it to find out."""
@@ -279,7 +279,7 @@ class Images:
 
         Raises `ImageNotFound`, and `Conflict` when it is needed.
         """
-        known = self._meanings.known(reference)
+        known = self._references.known(reference)
         if known is None:
             raise ImageNotFound(reference, "this worker does not have it")
         name = "" if is_digest(reference) else name_of(reference)
@@ -324,16 +324,16 @@ class Images:
         return all(chain_id in self._trees for chain_id in known.chain)
 
     async def _obtain(self, reference: str, name: str, *, fresh: bool = False) -> Image:
-        known = await self._meanings.resolve(reference, fresh=fresh)
+        known = await self._references.resolve(reference, fresh=fresh)
         ref = None if is_digest(reference) else ImageRef.checked(reference)
         if ref is None and known.record.names:
             ref = ImageRef(next(iter(known.record.names)))
         try:
-            with self._obtaining.wanting(known.blobs, known.chain):
-                if self._may_collect and not self._obtaining.has_room(known):
-                    await self._collecting.collect(self._obtaining.lacking(known))
-                self._obtaining.check_room(known)
-                await self._obtaining.complete(ref, known, name)
+            with self._pulls.wanting(known.blobs, known.chain):
+                if self._may_collect and not self._pulls.has_room(known):
+                    await self._collecting.collect(self._pulls.lacking(known))
+                self._pulls.check_room(known)
+                await self._pulls.complete(ref, known, name)
                 await self._keep(known, [] if is_digest(name) else [name])
         except ImageError:
             await self._collecting.clean_up(known.blobs, known.chain)
@@ -343,7 +343,7 @@ class Images:
     async def _keep(self, known: Known, names: Sequence[str]) -> None:
         """Know an image, all of which is here, under these names."""
         await asyncio.to_thread(self._names.put, known, list(names), self._host.now_ms())
-        self._meanings.are_here(names)
+        self._references.are_here(names)
         self._changed()
         if self._collecting.is_over():
             self._over.set()

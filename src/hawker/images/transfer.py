@@ -1,4 +1,4 @@
-"""Getting one blob: from other workers, from mirrors, from the registry, until its bytes are those of its digest.
+"""Fetches one blob from other workers, from mirrors, from the registry, until its bytes are those of its digest.
 
 Whoever is asked goes on where the one before stopped. Bytes that turn out to be wrong are thrown away, all of them, for
 nobody can tell whose they were; then the whole is asked for from one source alone.
@@ -36,13 +36,13 @@ Peer = Callable[[str, int, int], Awaitable[AsyncIterator[bytes] | None]]
 which is so for manifests. What it raises is taken for "no"."""
 
 PROGRESS_BYTES = 64 << 10
-"""A source must bring so much, or the rest, within a read time-out: trickling is no progress."""
+"""The least that a source must bring within a read time-out, unless less is missing: trickling is no progress."""
 SLOW_BYTES_PER_S = 64 << 10
-"""Who brings less is left for another who may have the blob, if there is one."""
+"""A source that brings less is left for another one that may have the blob, if there is one."""
 ROUNDS_MOST = 8
 """The longest turn of a slow source is `slow_timeout_s` doubled so often."""
 SLOW_S = 60.0
-"""So long a registry that was left is asked after the others."""
+"""For how long a registry that was left is asked after the others."""
 SMALL_BYTES = 256 << 10
 """Such a blob does not wait for its turn: a configuration is asked for before anything else can be."""
 _CORRUPT_MAX = 2
@@ -53,7 +53,7 @@ Moved = Callable[[int], None]
 
 
 Repositories = Callable[[], Sequence[ImageRef]]
-"""Where a blob may be had, as of now: whoever comes to want it adds his own."""
+"""The repositories that may have a blob now: each image that comes to want the blob adds its own."""
 
 
 class Rate:
@@ -100,7 +100,8 @@ class Rate:
 
 
 class Slow(Exception):
-    """A source brings hardly anything, `rate` bytes a second, and there is another. None: it was not its turn yet."""
+    """A source brings hardly anything (`rate` bytes a second), and there is another. With None, the source's turn had
+    not come yet."""
 
     def __init__(self, rate: float | None = None) -> None:
         super().__init__()
@@ -371,12 +372,12 @@ class Transfers:
 
 
 def _elsewhere(others: Callable[[], list[_Source]], left: Sequence[_Source]) -> list[_Source]:
-    """Who may have it besides who is asked: also those that were left for him, when he is no better."""
+    """The sources that may have it besides the one that is asked, including those that were left for it."""
     return [*others(), *left]
 
 
 async def _timely(pieces: AsyncIterator[bytes], seconds: float) -> AsyncGenerator[bytes, None]:
-    """The same pieces; `Again` when one lets itself be waited for."""
+    """Yield the same pieces. Raises `Again` when one takes longer than `seconds`."""
     try:
         while True:
             try:

@@ -46,7 +46,7 @@ def is_ours_alone(place: Path) -> bool:
 
 @contextmanager
 def alone(place: Path) -> Iterator[None]:
-    """One process and thread at a time does what belongs to a directory. Blocks; a process that dies lets go."""
+    """Let one process and thread at a time work on a directory. It blocks; a process that dies gives the lock up."""
     held = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(held, fcntl.LOCK_EX)

@@ -40,7 +40,7 @@ def device(worker: str, machine: str) -> str:
 
 
 def mac(worker: str, machine: str) -> str:
-    """Of the machine's interface: locally administered, unicast."""
+    """The hardware address of the machine's interface: locally administered, unicast."""
     octets = bytearray(_digest("mac", worker, machine)[:6])
     octets[0] = octets[0] & 0xFC | 0x02
     return ":".join(f"{octet:02x}" for octet in octets)
@@ -64,7 +64,7 @@ def network(address: str) -> str:
 
 
 def number(address: str) -> int:
-    """Of the network that an address belongs to."""
+    """The number of the network that an address belongs to."""
     return int(IPv6Address(address)) >> 80 & 0xFFFF_FFFF
 
 
@@ -74,7 +74,7 @@ def worker_address(worker: str) -> str:
 
 
 def machine_address(network: int, worker: str, machine: str) -> str:
-    """Of a machine that this worker makes, with all its eight groups, as the API shows it."""
+    """The private address of a machine that this worker makes, with all its eight groups, as the API shows it."""
     host, low = _host(worker), int(machine, 16) & 0xFFFF_FFFF
     groups = (network >> 16, network & 0xFFFF, host >> 16, host & 0xFFFF, low >> 16, low & 0xFFFF)
     return ":".join(["fdaa", *(f"{group:x}" for group in groups), "2"])

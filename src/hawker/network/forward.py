@@ -191,7 +191,7 @@ def _parsed(data: bytes, question: dns.message.Message) -> dns.message.Message |
 
 
 def _for(query: Query, found: dns.message.Message) -> dns.message.Message:
-    """The same answer to somebody's own question."""
+    """Make of a found answer the reply to this question."""
     made = dns.message.make_response(query, recursion_available=True, our_payload=UDP_MOST)
     made.set_rcode(found.rcode())
     made.flags |= found.flags & dns.flags.AD
@@ -200,7 +200,7 @@ def _for(query: Query, found: dns.message.Message) -> dns.message.Message:
 
 
 def _aged(found: dns.message.Message, seconds: int) -> dns.message.Message:
-    """The same answer with what is left of its times."""
+    """Make a copy of the answer with its times to live reduced by so many seconds."""
     made = dns.message.Message(found.id)
     made.flags = found.flags
     made.set_rcode(found.rcode())

@@ -18,9 +18,9 @@ from hawker.network.kernel import Kernel
 from hawker.network.plan import Link, Operation, State
 
 Machines = dict[str, tuple[Wanted, Attachment]]
-"""By the name of the host end."""
+"""Machines by the name of their host end."""
 SETTLED_MOST = 4
-"""How often it is tried to put everything right at a time."""
+"""How many times in a row the keeper tries to put everything right."""
 
 
 class _Have(msgspec.Struct, frozen=True):
@@ -207,7 +207,7 @@ class Keeper:
         self._settled = False
 
     def _strange(self, planned: frozenset[str] | None) -> list[State]:
-        """What is left to host ends of no machine known. Of the others it is forgotten that they were there."""
+        """The state of host ends whose machine is not known and which are still there. Forgets those that have gone."""
         left = {
             device: have
             for device, have in self._have.items()

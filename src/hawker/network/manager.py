@@ -219,7 +219,8 @@ class Manager:
             keeper.close(remove)
 
     def _refuse_held(self, keeper: Keeper, wanted: Wanted, attached: Attachment) -> None:
-        """In the thread. A machine that has its ports keeps them: who came later is cut off already."""
+        """Check the ports, in the network's thread. A machine that has its ports keeps them: a program that came later
+        is cut off already."""
         if keeper.has(attached.interface):
             return
         for protocol, _, port in wanted.publish:
@@ -231,7 +232,7 @@ class Manager:
         del self._four[attached.interface]
 
     async def _run(self, change: Callable[[], R]) -> R:
-        """In the one thread. A caller that is cancelled meanwhile does not stop the change half-way."""
+        """Run a change in the network's one thread. Cancelling the caller does not stop the change half-way."""
         if self._thread is None:
             raise NetworkError("the network is not open")
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, change))
@@ -266,7 +267,8 @@ def checked(settings: Settings) -> Settings:
 
 
 def an_eighth_of_tracked() -> int:
-    """Of the connections that the host's kernel keeps: seven machines that begin all they may leave something."""
+    """The share of the host's connection table that one machine may fill: seven machines that fill theirs leave some of
+    the table free."""
     try:
         most = int(Path("/proc/sys/net/netfilter/nf_conntrack_max").read_text())
     except OSError:  # nothing on this host keeps any yet

@@ -106,7 +106,7 @@ def answered(query: Query, network: Network, asker: str, rng: random.Random) -> 
 
 
 def fitted(message: dns.message.Message, query: Query, by: Way) -> bytes:
-    """As it travels. What is too long for UDP comes without records, and says so."""
+    """The bytes of the answer. One that is too long for UDP goes without records and is marked as truncated."""
     most = TCP_MOST
     if by == "udp":
         most = min(max(query.payload, UDP_LEAST), UDP_MOST) if query.edns >= 0 else UDP_LEAST

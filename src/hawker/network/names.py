@@ -35,7 +35,7 @@ PROXIED = "flycast"
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """As the catalog shows it. `hidden`: no name of many leads to it."""
+    """A machine as the catalog shows it. `hidden`: no name that stands for several machines leads to it."""
 
     id: str
     app: str
@@ -95,8 +95,8 @@ UNKNOWN = Answer(exists=False)
 
 
 def answer(network: Network, labels: tuple[str, ...], asker: str = "") -> Answer:
-    """For a name under `internal`, whose labels are given without that one, in lower case. `asker` is the address of
-    who asks: among equals each asker has an order of its own."""
+    """Answer a question for a name under `internal`, whose labels come without that one and in lower case. `asker` is
+    the address of the asking machine: each asker gets equal answers in an order of its own."""
     match labels:
         case ():
             return NOTHING
@@ -183,7 +183,7 @@ def _addresses(addresses: tuple[str, ...]) -> Answer:
 
 
 def _text(items: Iterable[str], between: str) -> Answer:
-    """As many whole items as fit."""
+    """Take as many whole items as fit."""
     found: list[str] = []
     size = 0
     for item in items:

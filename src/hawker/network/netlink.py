@@ -143,7 +143,7 @@ def without_addresses(index: int) -> Any:
 
 
 def veth(name: str, mac: str, peer_name: str, peer_mac: str, peer_namespace: int, mtu: int) -> Any:
-    """A pair of which the other end is made in a namespace."""
+    """Make a veth pair whose other end is in a namespace."""
     peer = {
         "attrs": [
             ["IFLA_IFNAME", peer_name],
@@ -193,7 +193,7 @@ def _opened() -> socket.socket:
 
 
 def _in_namespace(namespace: int) -> socket.socket:
-    """In a thread of its own, which ends in that namespace: nobody has to find the way back."""
+    """Run this in a thread of its own, which ends in that namespace: no thread has to switch back."""
     results: list[socket.socket | OSError] = []
 
     def run() -> None:
@@ -239,5 +239,5 @@ def _said(part: bytes) -> str:
 
 
 def is_gone(error: OSError) -> bool:
-    """That what was to be removed or changed is not there."""
+    """Whether an error says that what was to be removed or changed is not there."""
     return error.errno in (errno.ENODEV, errno.ESRCH, errno.EADDRNOTAVAIL, errno.ENOENT, errno.ENXIO)

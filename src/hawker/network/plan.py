@@ -40,7 +40,7 @@ class Address(msgspec.Struct, frozen=True, order=True):
 
 
 class Neighbour(msgspec.Struct, frozen=True, order=True):
-    """That a device has nobody else at this address: no question is asked for it, and no answer believed."""
+    """A fixed neighbour: the kernel sends no question for this address on the device, and believes no answer."""
 
     device: str
     address: str
@@ -89,7 +89,7 @@ class Elements(msgspec.Struct, frozen=True):
 
 
 class RemoveLink(msgspec.Struct, frozen=True):
-    """With it go its addresses, neighbours and routes."""
+    """Remove a link; its addresses, neighbours and routes go with it."""
 
     name: str
 

@@ -36,7 +36,7 @@ IDLE_S = 10.0
 
 
 class Rate:
-    """A bucket per asker: `RATE` drops a second, up to `BURST`."""
+    """A token bucket for each asker: `RATE` tokens a second, up to `BURST`."""
 
     def __init__(self) -> None:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
@@ -175,7 +175,7 @@ class Resolver:
             writer.close()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, source: str) -> None:
-        """One question after the other (RFC 7766)."""
+        """Answer the questions of one connection one after the other (RFC 7766)."""
         while True:
             async with asyncio.timeout(IDLE_S):
                 length = int.from_bytes(await reader.readexactly(2), "big")

@@ -50,7 +50,7 @@ class Zone:
             self._view.on_applied.remove(self._changed)
 
     def network(self, number: int) -> Network:
-        """One without apps where there is none of this number."""
+        """The network of this number; an empty one where there is none."""
         found = self._networks.get(number)
         if found is None:
             if len(self._networks) >= self._kept:

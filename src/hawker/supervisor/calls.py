@@ -1,7 +1,7 @@
 """The calls that a supervisor takes: each is declared here once, as the struct of its request, and both sides use it.
 
 On the wire a request is a JSON object on a line, `{"id", "op", ...}`, with the fields of its struct beside these two.
-Of a newer daemon's request the supervisor leaves out the fields that it does not know; `hawker.supervisor.protocol`
+The supervisor leaves out fields of a newer daemon's request that it does not know; `hawker.supervisor.protocol`
 says which requests a daemon does not send to an older one. A supervisor imports nothing but the standard library, so
 the structs are dataclasses, and replies are plain JSON that the daemon checks.
 """

@@ -16,9 +16,9 @@ _ABOVE: Final = 16  # descriptors that are renumbered for a child are first move
 
 
 class Children:
-    """Who is told of which end. What a container runtime leaves to us is known by a number in a file only once the
-    runtime has ended, perhaps after it has itself ended: ends of unknown processes are kept while somebody `expects`
-    one."""
+    """Tells whoever watches a process of its end. What a container runtime leaves to us is known by a number in a file
+    only once the runtime has ended, perhaps after it has itself ended: ends of unknown processes are kept while
+    somebody `expects` one."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -58,7 +58,7 @@ class Children:
             self._told[pid] = ended
 
     def translate(self, pid: int, meant: Callable[[int], int]) -> None:
-        """For a child that runs something for us: `meant` makes of its status that of what it ran."""
+        """Watch a child that runs a command for us: `meant` turns its status into that of the command."""
         self._meant[pid] = meant
 
     def forget(self, pid: int) -> None:

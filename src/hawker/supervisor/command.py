@@ -114,7 +114,7 @@ class Command(_Beside):
             self._kill()
 
     def _ended(self, status: int) -> None:
-        """What it left in the background goes on."""
+        """Answer. Processes that the command left in the background go on."""
         for fd in self._output:
             self._read(fd)
         stdout, stderr = (base64.b64encode(data).decode() for data in self._output.values())
@@ -185,10 +185,10 @@ class Conversation(_Beside):
 
 
 def ended(status: int) -> dict[str, Any]:
-    """As `ExecResult` has it."""
+    """The fields of `ExecResult` that tell how it ended."""
     return {"code": status if status >= 0 else 128 - status, "signal": -status if status < 0 else None}
 
 
 def _pipe() -> tuple[int, int]:
-    """For reading and for writing."""
+    """A pipe: its end for reading and its end for writing."""
     return os.pipe2(os.O_CLOEXEC)

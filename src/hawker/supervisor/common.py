@@ -29,7 +29,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Common:
-    """Of the supervisor of one directory."""
+    """What the supervisor of one directory shares among its parts."""
 
     def __init__(self, directory: str, *, cgroups: bool) -> None:
         self.directory = directory
@@ -66,7 +66,7 @@ class Common:
         return f"{self.work_shown}/{machine}" if self.work_shown and user is not None else self.files.work(machine)
 
     def instance(self, record: Record) -> Instance:
-        """Of a program of the host."""
+        """An instance of a program of the host."""
         instance = Instance(record, self.files, self.mark(record.machine, record.key), self.groups)
         instance.outside = self.host_mounts
         instance.place = self.place(record.machine, record.user)
@@ -74,8 +74,8 @@ class Common:
 
     @contextlib.contextmanager
     def host_mounts(self) -> Iterator[None]:
-        """For programs of the host itself: they see its mounts, and what they mount is its own. The working directory
-        is the root meanwhile."""
+        """Enter the host's mount namespace to start a program of the host: it sees the host's mounts, and what it
+        mounts belongs to the host. Meanwhile the working directory is the root."""
         if self.host_namespace < 0:
             yield
             return
@@ -129,7 +129,8 @@ class Common:
             then()
 
     def _tidy(self, again_s: float = TIDY_S) -> None:
-        """After a group went: what was mounted for it goes a little later, when the kernel has written the rest."""
+        """Tidy after a group was removed: what was mounted for it goes a little later, when the kernel has written the
+        rest."""
         assert self.groups
         if self.groups.tidy() and again_s < TIDY_MOST_S:
             self.loop.later(again_s, lambda: self._tidy(4 * again_s))

@@ -86,7 +86,7 @@ class Confinement:
 
 
 def _become(confinement: Confinement, launch: Launch, tell: int) -> NoReturn:
-    """In the child: turn into the program."""
+    """Turn the child into the program."""
     try:
         signal.set_wakeup_fd(-1)  # the parent's
         for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and what is ignored stays so
@@ -172,7 +172,7 @@ def _place(root: str, path: str) -> str:
 
 
 def _listening(directory: str, name: str) -> int:
-    """A socket of this name that only we can connect to."""
+    """Make a socket of this name that only we can connect to."""
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     mask = os.umask(0o177)
     try:

@@ -44,7 +44,7 @@ class Container(Instance):
         return Root(**self.record.made_of["root"])
 
     def members(self) -> list[int]:
-        """Without control groups: everything in its namespace of processes, which ends before its first one does."""
+        """Without control groups these are all processes of its namespace, which end before its first one does."""
         if self.grouped:
             return super().members()
         return [] if self.main_ended else proc.in_namespace_of(self.record.pid)
@@ -138,7 +138,8 @@ def new_record(
 
 
 def directory_of(instance: str) -> str:
-    """Of an instance whose files' names begin so. Absolute: the runtime reads it from elsewhere."""
+    """The directory of an instance whose files' names begin with `path`. It is absolute, because the runtime reads it
+    from elsewhere."""
     return f"{os.path.realpath(os.path.dirname(instance))}/{os.path.basename(instance)}{DIRECTORY}"
 
 

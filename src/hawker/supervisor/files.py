@@ -64,7 +64,7 @@ class Files:
             yield f"{self._run}/{name.removesuffix(RECORD)}"
 
     def directories(self) -> list[str]:
-        """Of containers, whether they have a record or not."""
+        """The directories of containers, whether the containers have a record or not."""
         run = os.path.realpath(self._run)
         return [f"{run}/{name}" for name in os.listdir(run) if name.endswith(DIRECTORY)]
 
@@ -96,14 +96,15 @@ class Files:
             shutil.rmtree(memory, ignore_errors=True)
 
     def _ours(self) -> bool:
-        """A link outlives the reboot that empties the memory, and then somebody else may own what it points to."""
+        """Check who owns the target: the link outlives a reboot, which empties the memory, and then somebody else may
+        own what it points to."""
         try:
             return os.stat(self._run).st_uid == os.geteuid()
         except FileNotFoundError:
             return False
 
     def _take_up_move(self) -> None:
-        """After a kill in the middle of a move: what is whole has the name `run`, or else `run.kept`."""
+        """Finish a move that a kill cut off: what is whole has the name `run`, or else `run.kept`."""
         if os.path.lexists(self._run):
             shutil.rmtree(f"{self._run}.kept", ignore_errors=True)
         elif os.path.isdir(f"{self._run}.kept"):

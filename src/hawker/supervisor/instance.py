@@ -105,7 +105,7 @@ class Instance:
         self._file.remove()
 
     def write_down(self) -> None:
-        """From now on it is taken over by the next supervisor. Raises OSError."""
+        """Write its record: from now on the next supervisor takes it over. Raises OSError."""
         self._file.write(vars(self.record))
 
     def take_over(self, known: Mapping[str, Any]) -> None:

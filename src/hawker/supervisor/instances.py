@@ -1,4 +1,5 @@
-"""What runs, from its start to its end: its output is moved, its tree killed when it ends, and who waits is told."""
+"""Instances from their start to their end: the supervisor moves their output to the log, kills their tree when they
+end, and tells whoever waits."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ class Instances:
             self._main_ended(instance)
 
     def adopt(self, found: Mapping[str, Instance]) -> None:
-        """Those of the supervisor before this one."""
+        """Take over the instances of the supervisor before this one."""
         self.by_key.update(found)
         for instance in self.running:
             self._watch_output(instance)
@@ -64,11 +65,11 @@ class Instances:
                 self._loop.watch(instance.adopted_fd, partial(self._adopted_ended, instance))
 
     def when_ended(self, instance: Instance, then: Callable[[Exit], None]) -> None:
-        """Of one that runs."""
+        """Call `then` when this instance, which runs, has ended."""
         self._waiting.setdefault(instance.record.key, []).append(then)
 
     def forget(self, instance: Instance) -> None:
-        """One that has ended, and all that is left of it. Raises OSError, and then it is still known."""
+        """Remove an ended instance and all that is left of it. Raises OSError, and then the instance is still known."""
         instance.destroy()
         self.by_key.pop(instance.record.key, None)
         if instance.record.group and not instance.group_gone:
@@ -129,8 +130,8 @@ class Instances:
             self._on_output(instance.record.machine)
 
     def _watch_words(self, instance: Instance) -> None:
-        """A stranger may have the file that a hypervisor tells its end by, and what is in it takes the host's memory:
-        one that writes more than an end into it is ended."""
+        """End a hypervisor that writes more than an exit into its status file: a stranger may have taken it over, and
+        what is in the file takes the host's memory."""
         if not instance.record.status or instance.record.kind != PROCESS:
             return
         path = instance.path + STATUS

@@ -1,6 +1,7 @@
-"""A container on its way: made by the runtime, held at its first instruction until it is let go.
+"""A container that is being made: the runtime makes it, and its init waits at its first instruction until it is
+released.
 
-It is written down just before it is let go, so that no program runs of which the next supervisor does not know. Should
+Its record is written just before the release, so that no program runs that the next supervisor does not know of. Should
 the supervisor be killed before that, the container ends by itself, for the pipe it waits at closes. One whose program
 was not seen to begin is removed by the next supervisor (`taking_over`), and at once where the daemon is gone that
 ordered it.
@@ -122,7 +123,8 @@ class Making(Generic[R]):
         return [*([own_disk] if own_disk else []), *found]
 
     def _open_ends(self) -> dict[int, int]:
-        """What the container gets of us, by the number it knows it by. To be closed once it has it."""
+        """The descriptors that the container gets from us, by the numbers that it knows them by. Close them once it has
+        them."""
         ends: dict[int, int] = {}
         try:
             for number, stream in enumerate(STREAMS, 1):
@@ -327,7 +329,8 @@ class ContainerMaking(Making[MakeContainer]):
 
 
 def make_directory(path: str, mode: int, ids: mounts.IdMap | None = None) -> None:
-    """Of this mode, whatever the umask is. The root of a container with these users may pass through it, too."""
+    """Make a directory of this mode, whatever the umask is. The root of a container with these users may pass through
+    it, too."""
     os.mkdir(path, 0o700)
     if ids:
         os.chown(path, -1, ids.base)

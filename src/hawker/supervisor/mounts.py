@@ -56,7 +56,7 @@ class _MountAttr(ctypes.Structure):
 
 
 def own_namespace() -> None:
-    """From now on this process and its children have mounts of their own. Mounts that the host makes later are still
+    """Give this process and its children mounts of their own. Mounts that the host makes later are still
     seen here (propagation "slave"), ours are not seen there. Needs root (CAP_SYS_ADMIN); one thread only."""
     _check(_libc.unshare(CLONE_NEWNS), "a mount namespace of its own cannot be made")
     _mount("none", "/", None, MS_REC | MS_SLAVE, None)

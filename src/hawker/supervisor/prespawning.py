@@ -26,7 +26,8 @@ from hawker.supervisor.users import refusal
 from hawker.supervisor.wire import Connection
 
 WAITS_S: Final = 1.0
-"""For its order. One that comes later, from a slow disk, finds nothing and starts the program as any other."""
+"""How long a prespawned process waits for its start. A later start, from a slow disk, finds nothing and starts the
+program as usual."""
 MOST: Final = 64
 
 
@@ -96,7 +97,7 @@ class Prespawning:
         return self._decided(waiting, shut=False)
 
     def drop(self, key: str) -> None:
-        """Its start will not come."""
+        """End a prespawned process whose start will not come."""
         if waiting := self._waiting.get(key):
             try:
                 instance = self._decided(waiting)
@@ -115,7 +116,8 @@ class Prespawning:
                 self.drop(key)
 
     def _decided(self, waiting: _Waiting, *, shut: bool = True) -> Instance | None:
-        """It waits no more: what it has become, if somebody let it go. Raises `CannotStart`."""
+        """End the wait. Returns the instance that the process has become, if somebody released it. Raises
+        `CannotStart`."""
         instance, problem, became = waiting.instance, None, False
         waiting.timer.cancel()
         del self._waiting[instance.record.key]
@@ -136,8 +138,8 @@ class Prespawning:
         return None
 
     def _ended(self, key: str, instance: Instance, status: int) -> None:
-        """Its process is gone: because we wished so, or by itself, perhaps as the program. What only waited leaves its
-        group, which goes unless its key has an instance by now."""
+        """Its process has ended: because we ended it, or by itself, perhaps as the program. A process that only waited
+        leaves its control group, which is removed unless its key has an instance by now."""
         instance.main_ended = True
         waiting = self._waiting.get(key)
         if waiting is not None and waiting.instance is instance:

@@ -23,8 +23,8 @@ class CannotStart(Exception):
 
 @dataclass(frozen=True)
 class Invocation:
-    """Of a command beside a program. `descriptors` are its standard ones by number; with `terminal`, columns and rows,
-    it gets one instead."""
+    """How a command beside a program begins. `descriptors` are its standard streams by number; with `terminal`
+    (columns, rows) it gets a terminal instead."""
 
     argv: Sequence[str]
     env: Mapping[str, str]

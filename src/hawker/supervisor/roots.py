@@ -159,7 +159,8 @@ class Roots:
         return f"{self._directory}/{root.machine}/{root.name}" + (".ext4" if root.size_mib else "")
 
     def _grown(self, path: str, size_mib: int) -> str:
-        """A kept one may have been made for another size. It is not made smaller."""
+        """Why a kept file system cannot have this size, or "": it was made for a size, cannot grow, and is not made
+        smaller."""
         there = os.path.getsize(path) >> 20
         if there >= size_mib:
             return ""

@@ -59,7 +59,7 @@ class Server:
         self._stopping = False
 
     def run(self) -> None:
-        """Until told to stop, or idle."""
+        """Serve until told to stop, or until idle for a while."""
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -34,7 +34,7 @@ BLANK: Final = "blank"
 
 
 class Gone(Exception):
-    """What waited has ended."""
+    """The process that waited at the gate has ended."""
 
 
 class StartGate:
@@ -131,7 +131,7 @@ class StandbyProcesses:
         self._due_s = 0.0
 
     def keep(self, program: str) -> None:
-        """From now on, until `keep` of ""."""
+        """Keep some ready from now on, until `keep` is called with ""."""
         if program != self._program:
             self._program = program
             self.clear()
@@ -164,7 +164,7 @@ class StandbyProcesses:
             return StartGate(program, path, self._mark)
 
     def _soon(self) -> None:
-        """One was taken, or is gone."""
+        """Make another one soon: one was taken, or is gone."""
         now_s = time.monotonic()
         if len(self._blank) >= LEAST:
             self._fill_at(now_s + AGAIN_S)
@@ -188,7 +188,7 @@ class StandbyProcesses:
             self._fill_at(time.monotonic())
 
     def _ended(self, gate: StartGate) -> None:
-        """Somebody killed it."""
+        """A standby process ended while it waited: somebody killed it."""
         if gate in self._blank:
             self._blank.remove(gate)
             gate.close()

@@ -91,7 +91,7 @@ def prespawn(request: Start, gate: StartGate, common: Common) -> Instance:
 
 
 class _Making:
-    """What a program finds when it begins."""
+    """Prepares what a program finds when it begins."""
 
     def __init__(self, request: Start, common: Common) -> None:
         key, machine, files = request.key, request.machine, common.files
@@ -111,7 +111,7 @@ class _Making:
 
     @contextlib.contextmanager
     def or_nothing(self, program: str) -> Iterator[None]:
-        """What fails leaves nothing but a group."""
+        """Undo everything but the control group when the start fails."""
         try:
             yield
         except (OSError, ValueError, Gone) as error:
@@ -128,7 +128,7 @@ class _Making:
             raise CannotStart(f"{program}: cannot be started: {refusal(error, self.user)}") from error
 
     def pipe(self) -> None:
-        """Its directory, its user, and where its output goes."""
+        """Make its directory, choose its user, and open the pipes of its output."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.work, 0o700)
             self.fresh = True

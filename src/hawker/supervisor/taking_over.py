@@ -1,4 +1,4 @@
-"""What a supervisor finds of the one before it, which was killed: what runs is taken over, what had only begun goes."""
+"""What a supervisor does with what a killed one left: it takes over what runs, and removes what was only being made."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ AT_ONCE_MOST: Final = 1000
 
 
 class Trash:
-    """Under the supervisor's directory. What an earlier supervisor left in it is removed first."""
+    """The trash under the supervisor's directory. What an earlier supervisor left in it is removed first."""
 
     def __init__(self, directory: str, children: Children, loop: Loop) -> None:
         self._place = f"{directory}/trash"
@@ -29,7 +29,7 @@ class Trash:
         self._empty()
 
     def discard(self, path: str) -> None:
-        """A file or a directory on the same file system. Not there: success."""
+        """Discard a file or a directory on the same file system. A path that does not exist is a success."""
         with contextlib.suppress(FileNotFoundError):
             if not os.path.isdir(path) or os.path.islink(path):
                 os.unlink(path)

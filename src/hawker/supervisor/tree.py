@@ -1,7 +1,7 @@
 """A program that runs from the tree of an image with little isolation: the host's network and processes, users of its
 own, and a root directory of its own, mounted where only the supervisor and its children see it.
 
-It is made, held and let go as containers are, with our init in the place of a runtime: it changes the root directory,
+It is made and released as containers are, with our init in the place of a runtime: it changes the root directory,
 the user and the directory, and tells how the program ended.
 """
 
@@ -192,7 +192,7 @@ def init_argv(init: str, root: str, cwd: str, user: str, argv: Sequence[str]) ->
 
 
 def _users(first: int) -> list[str]:
-    """To run as the users of a machine; the first one's number is of use to whoever makes a terminal."""
+    """Options to run as the users of a machine; whoever makes a terminal needs the first user's number."""
     return ["--users", f"{USERS_FD}:{first}"]
 
 
@@ -207,7 +207,7 @@ def _at(root: int, path: str, owner: int) -> Any:
 
 
 def _bind_whole(source: str, target: str) -> None:
-    """As it is, devices too."""
+    """Bind it as it is, with its devices."""
     flags = ctypes.c_ulong(_MS_BIND | mounts.MS_REC)
     _check(_libc.mount(os.fsencode(source), os.fsencode(target), None, flags, None), f"{source} cannot be shown inside")
 

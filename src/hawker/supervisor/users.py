@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Final
 
 MANY: Final = 65536
-"""From the first one on that the daemon names."""
+"""How many users machines share out, counted from the first one, which the daemon names."""
 _SET_NO_NEW_PRIVS, _CAPBSET_READ, _CAPBSET_DROP = 38, 23, 24  # <linux/prctl.h>
 _KEYCTL = {"x86_64": 250, "aarch64": 219}  # <asm/unistd.h>
 _JOIN_SESSION_KEYRING = 1  # <linux/keyctl.h>
@@ -42,7 +42,7 @@ class Owners:
         return user
 
     def _free(self, first: int) -> int:
-        """In turn: a number that was free a moment ago is the last to be given again."""
+        """Take the numbers in turn: a number that was free a moment ago is the last to be given again."""
         found = self._taken.find(0, self._next) if first == self._first else -1
         if found < 0:
             self._look(first)
@@ -105,8 +105,8 @@ def forswear_privileges() -> None:
 
 
 def _forget_keys() -> None:
-    """Who has a session keyring, keyrings(7), reads its keys as whatever user: what a login or a service gave us, such
-    as the keys of encrypted directories, would be the program's."""
+    """Leave our session keyring (keyrings(7)): its holder reads its keys as whatever user, so the program would have
+    the keys that a login or a service gave us, such as those of encrypted directories."""
     number = _KEYCTL.get(os.uname().machine)
     done = _libc.syscall(number, _JOIN_SESSION_KEYRING, None, 0, 0, 0) if number else 0
     if done < 0 and ctypes.get_errno() not in (errno.ENOSYS, errno.EPERM):  # forbidden by a filter, to the program, too

@@ -41,7 +41,8 @@ class Ask:
         self.connection.send({"id": self._id, "ok": value})
 
     def answer_with(self, fds: list[int]) -> None:
-        """With descriptors. Only as the first on its connection: nothing may be waiting to be sent."""
+        """Answer with descriptors. This must be the first answer on its connection: nothing may be waiting to be
+        sent."""
         self.connection.send_with({"id": self._id, "ok": len(fds)}, fds)
 
     def refuse(self, kind: str, message: str) -> None:
@@ -126,9 +127,8 @@ def _line(message: Mapping[str, Any]) -> bytes:
 
 
 def listen(directory: str) -> socket.socket:
-    """A socket at `directory/socket`, this user's alone.
-
-    Bound by a path relative to the directory: absolute ones may be longer than the 108 bytes a socket takes.
+    """Listen at `directory/socket`, which only this user can reach. The path is relative to the directory, because an
+    absolute one may be longer than the 108 bytes that a socket's name takes.
     """
     os.chdir(directory)
     with contextlib.suppress(FileNotFoundError):

@@ -105,7 +105,7 @@ def read_files(
 
 
 class _Layout:
-    """A directory. Its files are copied, because blobs are taken away."""
+    """An archive that is a directory. Its files are copied, because the caller takes the blobs."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

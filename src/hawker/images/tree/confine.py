@@ -102,7 +102,7 @@ def give_up_powers(cpu_s: int, memory: int, file_size: int) -> None:
 
 
 def limit_time(cpu_s: int) -> None:
-    """As `give_up_powers` does."""
+    """Limit the processor time of this process."""
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
 
 

@@ -31,7 +31,7 @@ TRANSIENT = 0o700
 LISTED = 64
 """Bytes that a path in a list costs besides its own."""
 LOOK_BYTES, LOOK_ENTRIES = 16 << 20, 4096
-"""How often there is a look at the room that is left."""
+"""After how many bytes, or entries, the free room is looked at again."""
 
 
 class Extraction:

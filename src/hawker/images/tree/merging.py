@@ -22,7 +22,7 @@ from hawker.images.tree.refused import LayerRefused, shown
 MAX_MOVED = 1000
 UNCLEAR = "the layer has something of its own there, and it is not clear which of them is meant"
 MAX_DEPTH = 256
-"""Of directories that a link below leads to."""
+"""How deep a directory may be that a link below leads to."""
 MAX_LINKS = 40
 """As many links as the kernel follows on one path."""
 

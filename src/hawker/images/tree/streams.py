@@ -142,7 +142,7 @@ class TarStream:
 
 
 class _Closed(Exception):
-    """Nobody reads any more."""
+    """The reader has stopped reading."""
 
 
 def _check(total: int, taken: int, limits: Limits) -> None:

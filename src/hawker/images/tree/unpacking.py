@@ -36,7 +36,7 @@ UNFINISHED = ".unfinished-"
 _PACKAGES = str(Path(__file__).parents[3])
 _numbers = count()
 CPU_S_LEAST, CPU_BYTES_PER_S = 120, 1_000_000
-"""What the process may take for a blob, within the limits: others wait for their turn."""
+"""The processor time that unpacking one blob may take: at least so many seconds, or one for so many bytes."""
 SETTLE_CPU_S = 300
 SETTLE_HERE = 20_000
 """Paths times trees: with more to look for, it is work for a process of its own, which can be stopped."""

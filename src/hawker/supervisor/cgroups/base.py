@@ -22,7 +22,8 @@ class Groups(Protocol):
         """`disks` as `hawker.supervisor.disks` names them."""
 
     def limit_disks(self, name: str, limits: Limits, disks: Collection[str]) -> None:
-        """Of a group that is there: limit what it reads and writes of each of these disks. `resize` renews that."""
+        """Limit what an existing group reads from and writes to each of these disks. `resize` sets these limits
+        again."""
 
     def entered(self, name: str) -> contextlib.AbstractContextManager[None]:
         """The supervisor itself inside the group: what it spawns meanwhile is born there."""
@@ -62,4 +63,5 @@ class Groups(Protocol):
 
 
 ANY_SPEED = Limits(cpu_millis=0, memory_mib=0, dedicated=False, pids=0)
-"""For a group that is killed: a process dies only once the disk has done what it asked for, perhaps hours later."""
+"""The limits of a group that is killed: a process dies only after the disk has done what it asked for, which a limit
+may put off for hours."""

@@ -30,7 +30,7 @@ def own_groups() -> dict[str, str]:
 
 @contextlib.contextmanager
 def no_such_disk() -> Iterator[None]:
-    """For disks that the kernel cannot limit, or that are gone."""
+    """Ignore disks that the kernel cannot limit, or that are gone."""
     try:
         yield
     except OSError as error:

@@ -40,8 +40,7 @@ class V2:
         self.limit_disks(name, limits, disks)
 
     def limit_disks(self, name: str, limits: Limits, disks: Collection[str]) -> None:
-        """What is written later is the group's own, too, on file systems that can tell whose it is (ext4, btrfs,
-        XFS)."""
+        """Buffered writes count for the group, too, on file systems that can tell whose they are (ext4, btrfs, XFS)."""
         if not self._disks:
             return
         group = f"{self._parent}/{name}"

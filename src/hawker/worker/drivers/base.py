@@ -65,7 +65,8 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Dns(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes into the machine's resolv.conf. Without name servers: the worker's own resolver."""
+    """What goes into the machine's resolv.conf. Without name servers here, the machine asks the worker's own
+    resolver."""
 
     nameservers: Sequence[str] = ()
     searches: Sequence[str] = ()
@@ -112,7 +113,8 @@ class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):
-    """How an instance ended. All of `code`, `signal` None: it is gone and nobody saw how (`error` says why)."""
+    """How an instance ended. With both `code` and `signal` None, the instance is gone and nobody saw how it ended
+    (`error` says why)."""
 
     key: str
     machine: str
@@ -165,8 +167,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a command run inside an instance gave back. Output is cut at `MAX_EXEC_OUTPUT` bytes each, which `truncated`
-    says; of one that was killed at its time-out it is what came until then."""
+    """What a command run inside an instance gave back. Each output is cut at `MAX_EXEC_OUTPUT` bytes, and `truncated`
+    says so. A command that was killed at its time-out keeps what it had written until then."""
 
     code: int
     signal: int | None
@@ -216,7 +218,8 @@ class Terminal(Protocol):
         "stdout"."""
 
     async def write(self, data: bytes) -> None:
-        """To its standard input. Returns once it was taken; what comes after its end is dropped."""
+        """Write to its standard input. Returns once the data was taken; data for a command that has ended is
+        dropped."""
 
     async def end_input(self) -> None:
         """No more input will come."""

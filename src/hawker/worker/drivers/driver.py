@@ -36,7 +36,7 @@ T = TypeVar("T")
 StartRelease = Literal["now", "soon", "no"]
 """What releasing a prespawned start has led to. "now": the program runs, or cannot, which `Driver.start` tells; a
 program that runs is the instance of its key, also for a caller who asks after a crash. "soon": `start` releases it, and
-nothing is in its way. "no": `start` has to see."""
+nothing is in its way. "no": only `start` can tell."""
 
 
 class Suspends(Protocol):
@@ -99,8 +99,8 @@ class Abilities:
 class Driver(Protocol):
     """Runs instances. Every method may be called again after a crash and must give the same end state.
 
-    `open` takes hold of what still runs and starts what the driver needs of its own; `close` lets go and leaves
-    instances running. `stop_all` is for a host that shuts down.
+    `open` takes over what still runs and starts what the driver itself needs; `close` leaves instances running.
+    `stop_all` is for a host that shuts down.
     """
 
     name: str

@@ -13,17 +13,15 @@ from hawker.worker.drivers.base import LogLine
 FILES = 3
 _READ_BYTES = 256 * 1024
 _LINE = re.compile(rb"([0-9]{1,13}) ([oe]) ([!-~]+) (.*)", re.DOTALL)
-"""So many digits last until the year 2286. More are two numbers, the first of which was cut off."""
+"""Milliseconds have this many digits until the year 2286. A longer number is two numbers, the first of them cut off."""
 
 Position = tuple[int, int]
 """Inode of the newest file and the offset read up to."""
 
 
 def parse_line(raw: bytes) -> LogLine | None:
-    """A line as the supervisor writes it: `milliseconds stream key text`. None: it was torn, and says nothing.
-
-    A power cut leaves zeros, or anything, in the place of what was not on the disk yet. One line of that must not keep
-    the others from who reads them.
+    """A line as the supervisor writes it: `milliseconds stream key text`. None: the line was torn. A power cut leaves
+    zeros, or anything, in place of what was not on the disk yet, and one such line must not hide the others.
     """
     found = _LINE.fullmatch(raw.lstrip(b"\0"))
     if found is None:

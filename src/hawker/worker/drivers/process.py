@@ -1,6 +1,6 @@
 """The process driver: runs programs of the host itself, anywhere, as any user; and, as root, those of an image, from
-its tree. Of root's each machine has users of its own: one for programs of the host, as many as an image has for its.
-There is no other isolation.
+its tree. When root runs them, each machine has users of its own: one for programs of the host, as many as an image
+needs for those of an image. There is no other isolation.
 
 The programs belong to a supervisor, one process per worker that outlives this daemon; see
 `hawker.worker.drivers.supervisor` and, for images, `hawker.supervisor.tree`.
@@ -55,7 +55,8 @@ from hawker.worker.drivers.users import NoUsers, Users
 HOST: Final = "host"
 """The image of programs that are the host's own."""
 OF_THE_HOST: Final = "programs of the host"
-"""In the place of a machine: whose users all machines of the image `host` share out, one each (`supervisor.users`)."""
+"""Stands for a machine in the list of users: all machines of the image `host` share out its users, one each
+(`supervisor.users`)."""
 _TRIES: Final = 3
 PRESPAWNED_MAX: Final = 1024
 
@@ -110,7 +111,8 @@ class ProcessDriver(SupervisedDriver):
         await super().close()
 
     async def _find_standby(self, programs: Path) -> None:
-        """Without a compiler programs start a little later than they might."""
+        """Find the program of standby processes. Without a compiler there is none, and programs start a little
+        later."""
         with suppress(NoCompiler, OSError):
             self.supervisor.keep_standby(str(await asyncio.to_thread(program, "standby", programs)))
 
@@ -129,7 +131,7 @@ class ProcessDriver(SupervisedDriver):
         )
 
     async def prepare(self, image: str) -> None:
-        """Programs of the host need nothing."""
+        """An image is fetched and unpacked; programs of the host need nothing."""
         if image != HOST:
             await self._sources(image).ensure(image)
 
@@ -203,8 +205,8 @@ class ProcessDriver(SupervisedDriver):
             raise StartFailed(str(error)) from error
 
     async def _refuse_held(self, spec: InstanceSpec) -> None:
-        """Who has a port of the machine would get its requests, and answer its checks. That may be itself, when it is
-        started once more."""
+        """Refuse a machine whose port another program has: that program would get its requests and answer its checks.
+        The program may be the machine's own, when its start is repeated."""
         for port in spec.listens:
             if is_free(port.protocol, port.host_port):
                 continue
@@ -216,7 +218,8 @@ class ProcessDriver(SupervisedDriver):
                 raise StartFailed(f"services: {held}; stop that, or give the machine another port")
 
     async def _with_terminal(self, spec: InstanceSpec) -> tuple[list[str], dict[str, str]]:
-        """By way of the init, which holds the terminal: a supervisor may be lost, and the terminal with it."""
+        """Start the program by way of the init, which holds the terminal: if the supervisor held it, the terminal would
+        be lost with the supervisor."""
         try:
             init = await asyncio.to_thread(program, "container", self._programs)
             which(spec.argv[0], spec.env.get("PATH", os.defpath))  # else it would be started, and end at once

@@ -35,7 +35,7 @@ class SupervisedDriver:
 
     @contextlib.asynccontextmanager
     async def alone(self, key: str) -> AsyncIterator[None]:
-        """One start of a key at a time."""
+        """Let one start of a key run at a time."""
         lock, there = self._starting.setdefault(key, (asyncio.Lock(), []))
         there.append(None)
         try:

@@ -69,7 +69,7 @@ class Supervisor:
         self._forgetting: asyncio.Task[None] | None = None
 
     async def open(self, on_exit: Callable[[Exit], None]) -> None:
-        """Take hold of what is there; `on_exit` is told every end, also those nobody has heard of yet."""
+        """Connect if anything is there; `on_exit` is told every exit, also those that nobody has heard of yet."""
         self._closed = False
         self._on_exit = on_exit
         if self._forgetting is None:
@@ -158,7 +158,7 @@ class Supervisor:
         self._reconnect()
 
     async def dial(self) -> socket.socket:
-        """A connection of one's own, to be closed."""
+        """Open a connection of the caller's own, who has to close it."""
         await self._connected()
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         fd = os.open(self.directory, os.O_PATH | os.O_CLOEXEC)
@@ -213,7 +213,7 @@ class Supervisor:
         await _gone(self.directory, self._child)
 
     async def _forget(self) -> None:
-        """What destroyed machines wrote, once nobody may read it any more: also where no supervisor runs."""
+        """Remove the logs of destroyed machines once nobody may read them any more, also where no supervisor runs."""
         directory = str(self.directory)
         while True:
             if _any_inside(Path(old_logs.place(directory))):
@@ -335,7 +335,8 @@ class Supervisor:
                 await wire.peer.end()
 
     def _ended(self, told: Any) -> None:
-        """One end that is none, perhaps of another version, must not cost the connection, and so all the others."""
+        """Report an exit. One that cannot be read, perhaps from another version, must not cost the connection and all
+        other exits."""
         try:
             ended = msgspec.convert(told, Exit)
         except msgspec.ValidationError as error:
@@ -352,7 +353,7 @@ class Supervisor:
             self._reconnect()
 
     def _reconnect(self) -> None:
-        """Until it succeeds: ends of programs are told over this connection."""
+        """Connect again until it succeeds: exits of programs are told over this connection."""
         if not (self._closed or self._wire or self._connecting):
             self._start_connecting().add_done_callback(self._reconnected)
 

@@ -182,7 +182,7 @@ async def _answer(sock: socket.socket, fds: list[int]) -> tuple[dict[str, Any], 
 
 
 async def _receive(sock: socket.socket, fds: list[int]) -> bytes:
-    """What came, with the descriptors that came with it, not inherited by others."""
+    """Receive data and the descriptors that came with it; child processes do not inherit them."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     loop.add_reader(sock, _wake, ready)

@@ -40,7 +40,7 @@ class _Noted(msgspec.Struct, frozen=True):
 
 
 class Users:
-    """Those of one worker, noted in the file `path`. Only for root."""
+    """The users of one worker's machines, noted in the file `path`. Only root can have them."""
 
     def __init__(self, path: Path, subordinate: Collection[Path] = SUBORDINATE) -> None:
         self._path = path

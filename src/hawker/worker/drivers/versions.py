@@ -1,9 +1,8 @@
 """A supervisor that was started by another version of the daemon: what it can be asked, and when another takes its
 place.
 
-It is replaced at once while nothing runs under it, else as soon as that is so: by killing it, which harms no machine
-and loses nothing, for what has ended is in its files. Until then it is asked what it understands, and the rest is
-refused.
+It is replaced as soon as nothing runs under it: the daemon kills it, which harms no machine and loses nothing, because
+its files say what has ended. Until then it gets the calls that it understands, and the others are refused.
 """
 
 from __future__ import annotations

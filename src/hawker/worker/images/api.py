@@ -1,8 +1,8 @@
 """The worker's handlers for images: for everybody what is in `hawker.model.image_api`, for agents the blobs by
 their digests and what names mean.
 
-Only agents may read blobs: a digest is no secret, and an image may be private to whoever pulled it. Fetching goes on
-when whoever asked for it is gone, as an order does.
+Only agents may read blobs: a digest is no secret, and an image may be private to whoever pulled it. A fetch goes on
+when the client that asked for it is gone, as an order does.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ _BYTES = "application/octet-stream"
 
 
 class RangeNotSatisfiable(Invalid):
-    """What is asked for begins after the end."""
+    """The range that was asked for begins after the blob's end."""
 
     status = 416
 

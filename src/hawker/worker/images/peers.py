@@ -1,6 +1,6 @@
 """Other workers as a source of images: blobs by digest, and what a name means, before a registry is asked.
 
-Who may have something the catalog's sketches say; they are asked first, the fastest of late before the others.
+The catalog's sketches say who may have something; those workers are asked first, the fastest of late before the others.
 Sketches are some seconds old and do not tell everything, so when nobody in them has it a few of the region are asked at
 once, all within a second. Whoever takes the bytes checks them against their digest, so a peer is trusted with nothing
 but time.
@@ -25,18 +25,19 @@ from hawker.model.image_api import Named, NameImage, ReadBlob
 from hawker.model.request_codec import encode
 
 ASKED_MOST = 6
-"""Of those that no sketch names."""
+"""How many workers are asked that no sketch names."""
 TRIED_MOST = 3
-"""Of those that a sketch names: with more that fail, the registry is nearer."""
+"""How many workers are tried that a sketch names: after so many failures the registry is nearer."""
 ASK_S = 1.0
 HEAD_S = 3.0
-"""For a stream's head: a worker that serves as many as it can answers at once that it does not."""
+"""How long to wait for a stream's head: a worker that serves as many as it can refuses at once."""
 AGAIN_S = 10.0
-"""So long one that has sent a blob is not asked for it again."""
+"""For how long a worker that has sent a blob is not asked for it again."""
 TIMES = 3
-"""A transfer that was cut off, or brought wrong bytes, asks peers so often before it asks a registry."""
+"""How often a transfer that was cut off, or brought wrong bytes, asks peers before it asks a registry."""
 LOOK_S = 2.0
-"""So long one look at the catalog serves, so that a pull takes one for all its blobs. Sketches are older than that."""
+"""How long one look at the catalog serves, so that a pull needs one look for all its blobs. Sketches are older than
+that."""
 NAMES_BYTES_MAX = 64 << 10
 
 
@@ -65,7 +66,8 @@ class Peers:
         self._gave: dict[tuple[str, str], float] = {}  # who began to send which digest, and when
 
     async def __call__(self, digest: str, size: int, offset: int) -> AsyncIterator[bytes] | None:
-        """Who is asked again for a digest was not content with what came: then somebody else gives it."""
+        """A second call for a digest means that the first peer's bytes were wrong or incomplete: another peer gives it
+        then."""
         loop = asyncio.get_running_loop()
         self._nobody = {name: at for name, at in self._nobody.items() if loop.time() - at < ASK_S}
         if digest in self._nobody:

@@ -20,7 +20,7 @@ UPLOADS_MOST = 16
 KEPT_S = 3600.0
 BYTES_MOST = 64 << 30
 FREE_LEAST = 512 << 20
-"""Of the disk, left when all that was announced has come."""
+"""The bytes of the disk that must stay free when all that was announced has come."""
 
 
 class _Upload(msgspec.Struct):

@@ -27,8 +27,8 @@ class NoCommand(Exception):
 
 
 def resolve(spec: InstanceSpec, image: ImageConfig, *, home: str = "/") -> Command:
-    """As Docker joins them; see `InstanceSpec`. `HOME`, `HOSTNAME`, `PATH` and, with a terminal, `TERM` are set where
-    nobody sets them. Raises `NoCommand`."""
+    """Join the words as Docker does; see `InstanceSpec`. `HOME`, `HOSTNAME`, `PATH` and, with a terminal, `TERM` are
+    set where nobody sets them. Raises `NoCommand`."""
     argv = _argv(spec, image)
     env = {"PATH": DEFAULT_PATH, "HOME": home, "HOSTNAME": spec.hostname or spec.machine}
     if spec.tty:
@@ -41,7 +41,7 @@ def resolve(spec: InstanceSpec, image: ImageConfig, *, home: str = "/") -> Comma
 
 
 def terminal_options(spec: InstanceSpec) -> list[str]:
-    """For the init of a container, that gives its program a terminal where it is to have one."""
+    """Options for the init of a container: it gives the program a terminal if the specification asks for one."""
     return ["--terminal", "x".join(map(str, TERMINAL))] if spec.tty else []
 
 

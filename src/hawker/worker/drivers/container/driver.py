@@ -318,11 +318,12 @@ def _cleared(host: Host) -> bool:
 
 
 def users_of_before(machine: str) -> int:
-    """The first of the users of a machine that was made before they were noted. Two might have the same."""
+    """The first of the users of a machine that was made before they were noted. Two machines might have got the same
+    users."""
     number = int.from_bytes(blake2b(machine.encode(), digest_size=8).digest(), "big") % MANY
     return FIRST + number * COUNT
 
 
 def sources(spec: InstanceSpec) -> list[str]:
-    """Each once: a volume may be at several places."""
+    """Name each source once: a volume may be mounted at several places."""
     return list(dict.fromkeys(mount.source for mount in spec.mounts))

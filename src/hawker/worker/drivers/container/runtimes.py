@@ -172,7 +172,7 @@ async def _try(supervisor: Supervisor, host: Host, runtime: Runtime) -> str:
 
 
 async def _end(supervisor: Supervisor) -> None:
-    """One that was only tried with would take twenty megabytes."""
+    """End the supervisor that was only used for the trial: it would keep twenty megabytes."""
     await supervisor.open(lambda ended: None)
     await supervisor.shut_down(grace_s=0)
     await supervisor.close()
@@ -181,7 +181,7 @@ async def _end(supervisor: Supervisor) -> None:
 
 @asynccontextmanager
 async def _alone(programs: Path) -> AsyncIterator[None]:
-    """As `hawker.init.place.alone`, for what waits."""
+    """Hold the lock of `hawker.init.place.alone` without blocking the event loop."""
     held = os.open(programs, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         while True:
@@ -202,7 +202,8 @@ def _noted(found_out: Path) -> Runtime | None:
 
 
 def _conditions(host: Host, found: Mapping[Name, str], directory: Path, user_namespaces: bool) -> str:
-    """What the answer hangs on, in a word: this boot, this user, where we are, the file system, these programs."""
+    """A digest of everything that the answer depends on: this boot, this user, our namespaces, the file system, these
+    programs."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     where = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("user", "mnt", "pid", "cgroup")]
     directory.mkdir(parents=True, exist_ok=True)

@@ -88,7 +88,8 @@ def supported(architecture: str) -> bool:
 
 @functools.cache
 def profile(architecture: str) -> dict[str, Any]:
-    """As `linux.seccomp` of the runtime specification. `architecture` as in `os.uname().machine`."""
+    """The value of `linux.seccomp` in the runtime specification. `architecture` is named as `os.uname().machine` names
+    it."""
     known = NUMBERS[architecture]
     allowed = sorted(known.keys() - DENIED - ABSENT - CONDITIONS.keys())
     rules: list[dict[str, Any]] = [

@@ -68,7 +68,7 @@ def _member_of(layers: Sequence[Path], name: str, gid: int) -> tuple[int, ...]:
 
 
 def _is(fields: list[str], written: str) -> bool:
-    """By name or by number; a line whose number is none is not there."""
+    """Find an entry by name or by number. A line without a valid number counts as missing."""
     return _number(fields[2]) is not None and (fields[0] == written or _number(written) == _number(fields[2]))
 
 
@@ -155,7 +155,8 @@ def _with_directory(layers: Sequence[Path], parts: list[str]) -> list[Path]:
 
 
 def _below(where: Sequence[Path], parts: list[str]) -> list[Path]:
-    """Of these layers those whose directory `parts` is merged: down to one that is opaque, or to something else."""
+    """Choose the layers whose directory `parts` overlayfs merges: from the top down to an opaque one, or to one where
+    the name is no directory."""
     merged = []
     for layer in where:
         path = layer.joinpath(*parts)

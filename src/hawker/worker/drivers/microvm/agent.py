@@ -23,7 +23,8 @@ CREDIT = 256 * 1024  # what a command may send, and be sent, ahead of who reads 
 CHUNK = 32 * 1024
 PART = 512 * 1024  # of a configuration, which may have files in it
 KILLED_S = 5.0
-"""So long a guest may take to end a command that it was told to kill. One that is hung, or a stranger's, never does."""
+"""How long a guest may take to end a command that it was told to kill. A guest that hangs, or obeys a stranger, never
+does."""
 _KILLED = 128 + 9, 9
 REFUSAL_BYTES_MAX = 1000  # of the words of a guest, which may be a stranger's
 RETRY_S = 0.001

@@ -35,7 +35,7 @@ class DiskError(Exception):
 
 
 class Disks:
-    """Under `directory`: `<digest>.erofs` of images, and empty file systems to copy."""
+    """Disks under `directory`: `<digest>.erofs` for each image, and empty file systems to copy."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

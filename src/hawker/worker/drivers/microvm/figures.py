@@ -41,7 +41,8 @@ def processes(payload: bytes, now_ms: int) -> Sequence[Process]:
 
 
 def _number(written: str | bytes | float) -> int:
-    """One that others than Python can take. Raises ValueError, OverflowError."""
+    """Read a number that no kernel exceeds, so that programs other than Python can take it. Raises ValueError,
+    OverflowError."""
     number = int(written)
     if abs(number) > _NUMBER_MAX:
         raise ValueError(f"{number:.3g} is more than any kernel counts")

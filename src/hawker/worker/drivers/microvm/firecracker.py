@@ -60,7 +60,7 @@ def jail(vm: Vm, directory: Path) -> Jail | None:
 
 
 def place(vm: Vm, directory: Path) -> Path:
-    """Its working directory, as the host sees it."""
+    """The machine's working directory, as the host sees it."""
     jailed = jail(vm, directory)
     return jailed.root if jailed else directory / "firecracker"
 

@@ -124,8 +124,8 @@ def go_on() -> list[Call]:
 
 
 def _limiter(vm: Vm) -> dict[str, Any] | None:
-    """Of one drive, for reading and writing together (`RateLimiter` of its API): buckets that are filled in a second,
-    and a margin to boot from."""
+    """The limits of one drive, for reading and writing together (`RateLimiter` of the API): buckets that fill in a
+    second, and a margin to boot from."""
     most = {"bandwidth": vm.disk_bytes, "ops": vm.disk_operations}
     buckets = {
         kind: {"size": number, "one_time_burst": number * MARGIN_S, "refill_time": 1000}
@@ -222,7 +222,7 @@ async def ask(directory: Path, calls: Sequence[Call], socket: str = "api") -> No
 
 
 async def state(directory: Path) -> str:
-    """Of its machine: "Not started", "Running" or "Paused"."""
+    """The state of its machine: "Not started", "Running" or "Paused"."""
     found = msgspec.json.decode(await _asked(directory, [Call("GET", "/")], "api"))
     return str(found.get("state", "")) if isinstance(found, dict) else ""
 

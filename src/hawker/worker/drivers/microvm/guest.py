@@ -34,7 +34,7 @@ class Guest:
         self._connecting = asyncio.Lock()
 
     def start_over(self) -> None:
-        """Its hypervisor ended before it was a machine, and another is started in its place."""
+        """Forget an end: the hypervisor ended before it was a machine, and another one is started in its place."""
         self.ended = asyncio.get_running_loop().create_future()
 
     def must_run(self) -> None:

@@ -34,7 +34,7 @@ class Hypervisor(Protocol):
         line."""
 
     def confined(self, vm: Vm) -> Confined | None:
-        """As the supervisor takes it. None: it confines itself."""
+        """How the supervisor is to confine it. None: it confines itself."""
 
     def dial(self, vm: Vm, directory: Path) -> Dial:
         """What connects a protocol to the guest's init; False while nobody answers."""

@@ -31,7 +31,7 @@ def of(vm: Vm) -> Hypervisor:
 
 
 class Hypervisors:
-    """Those of one driver, and its templates. Without `users` they run as who runs the worker."""
+    """The hypervisors of one driver, and its templates. Without `users` they run as the worker's own user."""
 
     def __init__(self, directory: Path, users: Users | None, *, cgroups: bool, with_templates: bool) -> None:
         self._users = users
@@ -60,7 +60,7 @@ class Hypervisors:
             await self.supervisor.call(Destroy(key=key, force=True))
 
     async def start(self, key: str, machine: str, vm: Vm, limits: Limits, directory: Path) -> Instance:
-        """Start one, or find the one that was started by this key. Raises `StartFailed`,
+        """Start a hypervisor, or find the one that was started by this key. Raises `StartFailed`,
         `HypervisorError`."""
         try:
             argv = of(vm).prepare(vm, directory)
@@ -91,7 +91,7 @@ class Hypervisors:
     # --- templates ---------------------------------------------------------------------------------------------------
 
     def template(self, vm: Vm) -> Path | None:
-        """One that this machine can be made of, if there is one."""
+        """The template that this machine can be made of, if there is one."""
         return self._templates.find(vm) if self._with_templates and vm.vmm == "qemu" else None
 
     def forget_template(self, template: Path, why: Exception) -> None:
@@ -134,7 +134,7 @@ class Hypervisors:
 
 
 def _sync(path: Path) -> None:
-    """A suspended machine survives its host."""
+    """Write the state to the disk: a suspended machine survives a power cut."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fdatasync(fd)

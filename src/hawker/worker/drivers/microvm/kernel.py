@@ -25,7 +25,7 @@ import msgspec
 from hawker.init.place import alone
 
 MODULES = ("virtio_mmio", "virtio_console", "virtio_blk", "virtio_net", "crc32c_intel", "erofs", "overlay")
-"""In this order, each after what it depends on."""
+"""The guest loads them in this order, each after those it depends on."""
 
 VSOCK_MODULES = ("vsock", "vmw_vsock_virtio_transport_common", "vmw_vsock_virtio_transport")
 """Loaded only by a guest whose agent is there, see `init/guest_console.c`."""

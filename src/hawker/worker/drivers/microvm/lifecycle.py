@@ -53,7 +53,7 @@ MEMORY_LEAST_MIB = 96  # with less the kernel has no room for a program
 
 
 class MachineLifecycle(SupervisedDriver):
-    """Those of one driver. `MicrovmDriver` is made of it."""
+    """What the machines of one driver go through. `MicrovmDriver` builds on it."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class MachineLifecycle(SupervisedDriver):
         return guest.shown(shown)
 
     async def _boot(self, guest: Guest) -> Instance:
-        """From a template of its size where there is one."""
+        """Restore it from a template of its size, if there is one; else boot it."""
         record = guest.record
         if template := self._hypervisors.template(record.vm):
             try:
@@ -196,7 +196,7 @@ class MachineLifecycle(SupervisedDriver):
         guest.start_over()
 
     async def _template_later(self, guest: Guest) -> None:
-        """Once the machine that needed one runs: it comes first."""
+        """Make a template after the machine that needed one runs, for that machine comes first."""
         try:
             await guest.agent()
             await self._hypervisors.make_template(guest.record.vm)
@@ -324,8 +324,9 @@ class MachineLifecycle(SupervisedDriver):
         await guest.ask(lambda agent: agent.renew(self._clock_ns(), self._seed()))
 
     async def _look_after(self, guest: Guest) -> None:
-        """A machine that somebody halted, to suspend or to resume it, who could not go on with that: he was killed,
-        given up or refused. Nobody else would have it go on, so that is tried until it is known to run."""
+        """Let a machine run on that was halted to be suspended or resumed, when that was cut off: the daemon was
+        killed, or the call was cancelled or refused. Nobody else would let the machine run on, so this is tried until
+        it is known to run."""
         pause_s = LOOK_AGAIN_S
         while not guest.ended.done():
             try:
@@ -356,7 +357,7 @@ class MachineLifecycle(SupervisedDriver):
     # --- helpers -----------------------------------------------------------------------------------------------------
 
     def forget(self, digest: str) -> None:
-        """An image is gone: so is its disk, unless a machine needs it, which may be suspended."""
+        """Remove the disk of an image that is gone, unless a machine, perhaps a suspended one, needs it."""
         if all(guest.record.image != digest for guest in self._guests.values()):
             self._disks.forget(digest)
 
@@ -366,7 +367,7 @@ class MachineLifecycle(SupervisedDriver):
         return any(running) or self._records.has_root(machine)
 
     def _forget_disks(self) -> None:
-        """Of images that are no longer here."""
+        """Forget the disks of images that are no longer here."""
         for digest in self._disks.made():
             if self._images.find(digest) is None:
                 self.forget(digest)

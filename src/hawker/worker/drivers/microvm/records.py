@@ -1,4 +1,4 @@
-"""What is kept of each machine on disk, so that it is found again by whoever comes after this daemon.
+"""What the driver keeps of each machine on disk, so that the next daemon finds the machine again.
 
 `<directory>/vms/<key>/` holds `record`, the machine's disk, its hypervisor's sockets, and of a suspended machine its
 `state`, with Firecracker its `memory`, too. A record is written anew under another name and renamed. A machine without

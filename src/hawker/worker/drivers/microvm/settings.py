@@ -22,7 +22,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @classmethod
     def of(cls, table: Mapping[str, Any], *, cgroups: bool) -> Settings:
-        """From a table of the configuration. Raises TypeError with what is wrong in it."""
+        """Read the settings from a table of the configuration. Raises TypeError with what is wrong in it."""
         try:
             return msgspec.convert({**table, "cgroups": cgroups}, cls)
         except msgspec.ValidationError as error:

@@ -27,7 +27,8 @@ _NODAD, _PERMANENT = 0x02, 0x80
 def told(
     spec: InstanceSpec, image: ImageConfig, attachment: Attachment | None, *, clock_ns: int, seed: bytes
 ) -> list[Pair]:
-    """In the order in which it is done. Raises `StartFailed` for what a guest cannot have."""
+    """The pairs, in the order in which the guest carries them out. Raises `StartFailed` for what a guest cannot
+    have."""
     if spec.mounts:
         paths = ", ".join(mount.path for mount in spec.mounts)
         raise StartFailed(
@@ -131,7 +132,7 @@ def _neighbour(family: int, address: str, mac: str) -> bytes:
 
 
 def _route(family: int, to: str | None, gateway: str | None) -> bytes:
-    """To one address on the link itself, or to everything by way of a gateway."""
+    """A route to one address on the link itself, or to everything by way of a gateway."""
     table, static, link, universe, unicast = 254, 4, 253, 0, 1  # RT_TABLE_MAIN, RTPROT_STATIC, RT_SCOPE_*, RTN_UNICAST
     raw = socket.inet_pton(family, to) if to else b""
     scope = link if to and family == socket.AF_INET else universe

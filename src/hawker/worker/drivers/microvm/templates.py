@@ -29,7 +29,8 @@ Run = Callable[[Vm, Path], Awaitable[None]]
 
 
 class Templates:
-    """Under `directory`, one in each directory, named by its size and what it was made of."""
+    """The templates under `directory`: one in each directory, which is named by the template's size and what it was
+    made of."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -41,7 +42,7 @@ class Templates:
             shutil.rmtree(path, ignore_errors=True)
 
     def name(self, vm: Vm) -> str:
-        """Of the template that this machine can be made of."""
+        """The name of the template that this machine can be made of."""
         binary = os.stat(vm.binary)
         card = "card" if vm.tap else ""
         made_of = (vm.kernel.digest, vm.accelerator, vm.tsc_khz, card, binary.st_size, binary.st_mtime_ns)
@@ -99,7 +100,7 @@ class Templates:
 
 
 def _make_memory(path: Path, vm: Vm) -> None:
-    """For a hypervisor that may not make it."""
+    """Make the file of the guest's memory: a confined hypervisor may not make it."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.ftruncate(fd, vm.memory_mib << 20)
