@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from time import perf_counter
 
 import msgspec
+from tests.sim.membership.runs import Outcome, crashes, stalls
 
 from bench.command import Table, options, told
 from hawker.core.swim import LAN, Settings, plain
-from hawker.sim.membership.runs import Outcome, crashes, stalls
 
 
 class Sizes(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """A member of the catalog under hostile packets: `python -m bench.packets [--quick] [--count N]`.
 
 Prints what was sent and refused, packets per second, and every broken promise; status 1 if there is one. The generator
-is `hawker.sim.hostile`; a small run of it is a test.
+is `tests.sim.hostile`; a small run of it is a test.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
+from tests.sim.hostile import throw
+
 from bench.command import Table, options, told
-from hawker.sim.hostile import throw
 from hawker.sim.platform.loop import run
 from hawker.telemetry import set_up_logs
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.sim.hostile import throw
 
-from hawker.sim.hostile import throw
 from hawker.sim.platform.loop import run
 
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 from tests.kit.tiers import full
+from tests.sim.membership.runs import check_speed, crashes, isolation, stalls, storm
+from tests.sim.membership.settling import check_settled, settles_in
+from tests.sim.membership.watch import Broken
+from tests.sim.membership.world import Plan, World
 
 from hawker.core.swim import LAN, Member, Status, plain
 from hawker.core.swim.beliefs import Beliefs, Suspicion
-from hawker.sim.membership.runs import check_speed, crashes, isolation, stalls, storm
-from hawker.sim.membership.settling import check_settled, settles_in
-from hawker.sim.membership.watch import Broken
-from hawker.sim.membership.world import Plan, World
 
 Rules = type[Beliefs]
 

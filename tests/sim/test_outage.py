@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import pytest
 from tests.kit.tiers import full
-
-from hawker.sim.scenarios.outage import MACHINES, REGION, outage
+from tests.sim.scenarios.outage import MACHINES, REGION, outage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # on virtual time: a slow host changes nothing else
 

@@ -7,9 +7,8 @@ import subprocess
 import sys
 
 import pytest
-
-from hawker.sim.replication.calm import ROUNDS_MOST
-from hawker.sim.replication.runs import Table, campaign, run
+from tests.sim.replication.calm import ROUNDS_MOST
+from tests.sim.replication.runs import Table, campaign, run
 
 SEEDS = range(24)
 
@@ -45,7 +44,7 @@ def test_a_campaign_in_which_something_never_happened_is_not_ok() -> None:
 
 
 def test_a_seed_is_one_run_whatever_the_hash_seed() -> None:
-    code = "from hawker.sim.replication.runs import run; print(run(5).digest)"
+    code = "from tests.sim.replication.runs import run; print(run(5).digest)"
     digests = {
         subprocess.run(
             [sys.executable, "-c", code],

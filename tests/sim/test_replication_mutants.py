@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from tests.kit.tiers import full
+from tests.sim.replication.node import Kinds
+from tests.sim.replication.runs import campaign, run
 
 from hawker.catalog.gossip.replica import Replica
 from hawker.catalog.publish.outbox import Outbox, Projected, RowId
@@ -18,8 +20,6 @@ from hawker.core import hlc, ownerlog
 from hawker.core.ownerlog import Fit, Verdict
 from hawker.model.catalog import Change, LogId, Origin, Position, Tier, Values, Version
 from hawker.model.rows import LogHeadRow, PublishedRow, published_key
-from hawker.sim.replication.node import Kinds
-from hawker.sim.replication.runs import campaign, run
 from hawker.store.tx import Tx
 
 SEEDS_MOST = 40

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.kit.tiers import full
+from tests.sim.scenarios.standbys import outages
 
 from hawker.core.outage import Outage
 from hawker.sim.mutants.base import Mutant, mutated
@@ -22,7 +23,6 @@ from hawker.sim.mutants.proxy import PROXY_MUTANTS
 from hawker.sim.plan import Plan, plan_of
 from hawker.sim.platform.replacing import Change
 from hawker.sim.running import Report, simulate
-from hawker.sim.scenarios.standbys import outages
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # on virtual time: a slow host changes nothing else
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.core.swim.group import known, member
+from tests.sim.membership.watch import rank
 
 from hawker.core.swim import LAN, Action, Changed, Conflict, Known, Member, Status, View, plain
 from hawker.core.swim.beliefs import INF, Beliefs
 from hawker.core.swim.wire import Alive, Dead, Entry, Rumour, Suspect
-from hawker.sim.membership.watch import rank
 
 ALIVE, SUSPECT, DEAD, LEFT = Status
 PEERS = ("me", "x", "a", "b", "c", "d")

@@ -2,7 +2,7 @@
 
 Each violation names its invariant in the design's list. Not checked here, because the parts do not exist yet: volumes
 (S15), migrations (L7). The proxy's (S18, L8) are in `sim.traffic`. Poison rows (S13), tombstones (L6) and incarnations
-(S14) are checked where they are drawn: `sim.hostile`, `sim.replication`, `sim.membership`.
+(S14) are checked where they are drawn, in `tests/sim`: `hostile`, `replication`, `membership`.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from tests.sim.membership.watch import Broken
+from tests.sim.membership.world import World
+
 from hawker.core.swim import Settings, Status
-from hawker.sim.membership.watch import Broken
-from hawker.sim.membership.world import World
 
 
 def check_settled(world: World) -> None:

@@ -12,6 +12,7 @@ from heapq import heappop, heappush
 from random import Random
 
 import msgspec
+from tests.sim.membership.watch import Watch
 
 from hawker.core.swim import (
     LAN,
@@ -29,7 +30,6 @@ from hawker.core.swim import (
     View,
 )
 from hawker.core.swim.beliefs import Beliefs
-from hawker.sim.membership.watch import Watch
 
 INF = float("inf")
 WAKE, PACKET, ASK, ANSWER, STREAM, FAULT = range(6)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
+from tests.sim.replication.calm import purge, recheck
+from tests.sim.replication.node import Node
+from tests.sim.replication.world import World
+
 from hawker.catalog.publish.owner_log import TOMBSTONES_KEPT
 from hawker.model.catalog import TIERS
-from hawker.sim.replication.calm import purge, recheck
-from hawker.sim.replication.node import Node
-from hawker.sim.replication.world import World
 
 CHAOS_MS = 20_000
 WRITE_EVERY_MS = 90

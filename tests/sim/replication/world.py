@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import Any
 
+from tests.sim.replication.node import POISON, Kinds, Node
+from tests.sim.replication.report import FAULTS, PATHS, Report, Wrong
+from tests.sim.replication.truth import Truth
+
 from hawker.catalog.gossip.replica import Outcome
 from hawker.core import hlc, ownerlog
 from hawker.model.catalog import NOTHING, TIERS, LogId, Origin, Position, Range, Tier, Version
 from hawker.model.rows import LeaseRow, TallyRow
-from hawker.sim.replication.node import POISON, Kinds, Node
-from hawker.sim.replication.report import FAULTS, PATHS, Report, Wrong
-from hawker.sim.replication.truth import Truth
 from hawker.store.tx import Tx
 
 NODES = 6

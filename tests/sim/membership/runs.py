@@ -7,12 +7,12 @@ from collections.abc import Callable
 from random import Random
 
 import msgspec
+from tests.sim.membership.settling import check_settled, settles_in
+from tests.sim.membership.watch import Broken
+from tests.sim.membership.world import Plan, World
 
 from hawker.core.swim import LAN, Settings
 from hawker.core.swim.beliefs import Beliefs
-from hawker.sim.membership.settling import check_settled, settles_in
-from hawker.sim.membership.watch import Broken
-from hawker.sim.membership.world import Plan, World
 
 QUIET_S = 10.0
 """Before the first crash: what a group costs when nothing happens to it."""

@@ -21,12 +21,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
-
-from hawker.sim.replication.calm import calm
-from hawker.sim.replication.chaos import chaos
-from hawker.sim.replication.node import Kinds
-from hawker.sim.replication.report import FAULTS, PATHS, Report
-from hawker.sim.replication.world import World
+from tests.sim.replication.calm import calm
+from tests.sim.replication.chaos import chaos
+from tests.sim.replication.node import Kinds
+from tests.sim.replication.report import FAULTS, PATHS, Report
+from tests.sim.replication.world import World
 
 
 class Table(msgspec.Struct, kw_only=True):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.sim.replication.node import Node, lease, tally
+from tests.sim.replication.report import Wrong
+from tests.sim.replication.world import World
+
 from hawker.catalog.publish.owner_log import TOMBSTONES_KEPT
 from hawker.core import hlc
 from hawker.core.ownerlog import HELD_MS
 from hawker.model.catalog import TIERS, LogId, Tier
 from hawker.model.rows import LeaseRow, TallyRow
-from hawker.sim.replication.node import Node, lease, tally
-from hawker.sim.replication.report import Wrong
-from hawker.sim.replication.world import World
 
 ROUNDS_MOST = 12
 """What a digest tells reaches six nodes in 3 to 5 rounds; a raised epoch begins anew once or twice."""

@@ -1,1 +1,0 @@
-"""Membership alone, on a bare event heap: thousands of members, without asyncio."""

@@ -1,1 +1,0 @@
-"""Replication alone: six nodes with real databases, and a network and an operator that do their worst."""

@@ -1,1 +1,0 @@
-"""Stories with an end of their own, told by one world each."""
