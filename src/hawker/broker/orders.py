@@ -173,7 +173,7 @@ class Orders:
         nothing."""
         link: WorkerLink | None = None
         try:
-            while True:
+            while todo:
                 for step in todo:
                     match step:
                         case Reserve():
@@ -195,6 +195,7 @@ class Orders:
                 if isinstance(step, Release) and link:
                     self.releases.begin(link, step)
             raise
+        raise AssertionError("an auction says what to do next, or answers")
 
     async def _reserve(
         self, auction: Auction, step: Reserve, link: WorkerLink | None, wanted: Wanted
@@ -241,8 +242,7 @@ class Orders:
 
 def newest_app(offers: Sequence[Offer], known: AppRow | None = None) -> AppRow | None:
     """The app's newest row among the offers and in the catalog; None when nobody knows it or it was deleted."""
-    rows = [msgspec.convert(o.app, AppRow) for o in offers if o.app is not None]
-    rows += [known] if known else []
+    rows = filter(None, [*(offer.app for offer in offers), known])
     newest = max(rows, key=lambda row: row.stamp_ms, default=None)
     return None if newest is None or newest.deleted else newest
 

@@ -96,7 +96,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, tag="offer"):
     image_known: bool = True  # False: it cannot say what it would have to fetch, and the other two mean nothing
     image_transfer_ms: int = 0  # how long it expects the missing bytes to take
     image_parts: Parts | None = None  # told when the ask did not, so that the next ask can
-    app: dict[str, Any] | None = None  # the worker's row of the app; None: it does not know the app
+    app: AppRow | None = None  # the worker's row of the app; None: it does not know the app
     in_flight: Resources = Resources()  # what this broker has asked of the worker and has not heard back about
 
     @property

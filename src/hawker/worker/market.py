@@ -316,7 +316,7 @@ class Market(Service):
             image_known=lack.known,
             image_transfer_ms=lack.transfer_ms,
             image_parts=lack.parts,
-            app=msgspec.to_builtins(app) if app else None,
+            app=app,
         )
 
     def _refusal(self, reason: Reason, short: capacity.Shortfall | None = None) -> Refusal:
