@@ -33,19 +33,15 @@ async def echo(call: Call) -> Any:
     return {"path": call.request.scope["path"], "bytes": len(call.body), **call.request.path_params}
 
 
-async def read(call: Call) -> Any:
-    return call.read(CreateApp)
-
-
-async def create(call: Call, request: CreateApp) -> Any:
+async def give_back(call: Call, request: CreateApp | ReleaseOrder) -> Any:
     return request
 
 
 @pytest.fixture
 def app() -> ASGIApp:
     tokens = Tokens({"c": "someone", "a": AGENT})
-    served = [unread(ListApps, echo), on(CreateApp, create), unread(ShowHealth, echo)]
-    agents = [unread(Order, echo), unread(ReleaseOrder, read), unread(LocateMachine, echo)]
+    served = [unread(ListApps, echo), on(CreateApp, give_back), unread(ShowHealth, echo)]
+    agents = [unread(Order, echo), on(ReleaseOrder, give_back), unread(LocateMachine, echo)]
     host = Host(lambda: 1.0, random.Random(1))
     return Serving(host, tokens, Metrics(), "ord").app([*served, *agents])
 

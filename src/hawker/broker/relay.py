@@ -21,6 +21,7 @@ from hawker.errors import NotFound, Unreachable
 from hawker.http.app import OWNER, REQUEST_ID, reply
 from hawker.http.call import Call
 from hawker.http.handlers import Route, unread
+from hawker.model.call_bases import NONCE
 from hawker.model.calls import CALLS
 from hawker.model.fleet_calls import CancelRun, RetryRun, ShowRun
 from hawker.model.market import CALL_S as MARKET_CALL_S
@@ -30,7 +31,7 @@ from hawker.model.values import is_machine_id
 
 REMEMBERED = 100_000
 CALL_S = 90.0  # a wait takes up to 60 s, and a request may wait for the machine that long
-_PASSED = ("content-type", "fly-machine-lease-nonce", "traceparent")
+_PASSED = ("content-type", NONCE, "traceparent")
 
 
 class Relay:

@@ -1,19 +1,15 @@
-"""One request on its way through a handler: what it asks, who asks, and how its answer is encoded.
+"""One HTTP request on its way through a handler: who sends it, and its parts as they came.
 
-Handlers are `async def handler(call: Call) -> Any`: they return a value to encode, or a ready Starlette response,
-or raise a `HawkerError`. Nothing else of HTTP reaches them.
+A handler returns a value, which is encoded as JSON, or a Starlette response, or raises a `HawkerError`. What the
+request asks for, a handler gets as a struct (`http/handlers.py`).
 """
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 from starlette.requests import Request
 
-from hawker.errors import Invalid, TooManyRequests
-from hawker.model.json_reading import read_each, read_json
-
-T = TypeVar("T")
+from hawker.errors import TooManyRequests
+from hawker.model.call_bases import NONCE
 
 BODY_BYTES_MAX = 1 << 20
 BATCH_BYTES_MAX = 16 << 20
@@ -42,17 +38,8 @@ class Call:
 
     @property
     def nonce(self) -> str:
-        return self.request.headers.get("fly-machine-lease-nonce", "")
+        return self.request.headers.get(NONCE, "")
 
     def path(self, name: str) -> str:
         value: str = self.request.path_params[name]
         return value
-
-    def read(self, kind: type[T]) -> T:
-        """The JSON body as `kind`. An empty body reads as `{}`. Raises `Invalid` naming the field."""
-        return read_json(self.body or b"{}", kind)
-
-    def read_each(self, kind: type[T]) -> list[T | Invalid]:
-        """The JSON body, a list that many callers share, as a `kind` for each: one that does not read is told so, and
-        the others are not concerned. Raises `Invalid` where it is no list."""
-        return read_each(self.body, kind)

@@ -295,6 +295,8 @@ class Named(Body, frozen=True):
 
 
 class NameImage(Request[Named]):
+    """Ask a worker what a name means to it."""
+
     op = Op("Images_name", "GET", "/v1/images/names", callers="agents", idempotent=True)
     image: str
 
