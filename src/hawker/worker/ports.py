@@ -19,7 +19,7 @@ from hawker.model.services import Port, published
 from hawker.store.tx import Reads, Tx
 
 PORTS = range(20000, 30000)
-"""What a worker gives out when its settings say nothing."""
+"""The ports that a worker gives out when its settings name none."""
 
 LOOKED_UP = 32
 """Ports that are looked up in one statement."""
@@ -50,9 +50,9 @@ class NoPort(Conflict):
 def assign(
     tx: Tx, ports: range, machine: str, config: Config, kept: Sequence[Port] = (), holder: Holder = nobody
 ) -> tuple[Port, ...]:
-    """What a machine with this configuration publishes, in the order of its services. What it had it keeps, unless
-    somebody else has that now; what it does not need any more is not given back before `settle`. Raises `NoPort`;
-    nothing is written then.
+    """The ports that a machine with this configuration publishes, in the order of its services. The machine keeps a
+    port that it had, unless somebody else has that now; `settle` gives back what it does not need any more. Raises
+    `NoPort`; nothing is written then.
 
     A process listens on the host's own ports: it is found where it listens, and nothing is given out.
     """

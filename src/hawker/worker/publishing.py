@@ -66,7 +66,7 @@ class Publishing:
         self._of_kinds = of_kinds or {}
 
     def outbox(self, host: Host) -> Outbox:
-        """What publishes by these projections."""
+        """The outbox that publishes what these projections show."""
         identity = msgspec.json.encode((self._name, self._region, _program()))
         projections_id = blake2b(identity, digest_size=16).hexdigest()
         always = (WorkerRow, LedgerRow)  # what they show follows the settings, and how much of the disk is free

@@ -40,11 +40,11 @@ class Undo(StrEnum):
     """Nothing was stopped yet: where the program of the version before still runs, the machine is that again, and the
     rest of the list is left out."""
     remove_new = "remove the new program"
-    """What the run started, or half started."""
+    """The program that the run started, or half started, is removed."""
     remove_old = "remove the old program"
-    """What the run began with."""
+    """The program that the run began with is removed."""
     purge = "purge"
-    """All that the machine has on this host."""
+    """Everything that the machine has on this host is removed."""
 
 
 _REMOVE = (Undo.remove_new, Undo.remove_old)
@@ -96,9 +96,9 @@ class Rest:
     program_gone: bool = False
     """It has no program any more."""
     resized: bool = False
-    """It holds what its configuration says, no more what it may have had beside."""
+    """It holds only what its configuration says."""
     one_version: bool = False
-    """What only the other of an update's two versions needed is let go."""
+    """The worker gives back what only the other version of an update needed."""
 
 
 _GONE = Rest((State.destroyed,), "destroyed", "destroy", "destroyed", program_gone=True)

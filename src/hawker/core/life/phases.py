@@ -1,4 +1,4 @@
-"""What the run that holds a machine is at, as far as whoever wishes something of the machine has to know."""
+"""The phase of the run that holds a machine: all that whoever wishes something of the machine has to know of it."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Admitted:
 
 
 class Admission:
-    """What all operations on machines begin with."""
+    """Takes hold of a machine for a wish: all operations on machines begin so."""
 
     def __init__(self, store: Store, writer: MachineWriter, runner: Runner) -> None:
         self._store = store

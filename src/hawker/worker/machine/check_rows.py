@@ -32,9 +32,9 @@ def follow(tx: Tx, before: MachineRow, after: MachineRow) -> None:
 
 
 def learned(tx: Tx, began: MachineRow, check: Check, health: Health, cause: str) -> None:
-    """What a look has found that began with this row. Nothing is written where the machine has another instance or
-    another check by now: its rows are taken away with those that it has then, and one of no check would stay for
-    ever."""
+    """Write what a look has found that began with this row of the machine. Nothing is written where the machine has
+    another instance or another check by now: its rows are taken away with those that it has then, and one of no check
+    would stay for ever."""
     found = tx.get(MachineRow, began.id)
     if found is None or found.instance != began.instance:
         return

@@ -92,8 +92,8 @@ class Exits(Service):
         await self._correct(list(chain.from_iterable(found.values())), self._drivers.opened())
 
     async def recover_late(self, name: str, instances: Sequence[Instance]) -> None:
-        """The same for a driver that could not be opened then and is there only now. Nothing can be asked of it before
-        this has returned."""
+        """`recover` for a driver that could not be opened when the worker began, and is there only now. Nobody can ask
+        it anything before this has returned."""
         orphans = unknown(self._store.read, instances)
         for instance in orphans:
             if instance.exit is None:  # the worker has started without having heard of it: nobody said it may go
@@ -125,7 +125,8 @@ class Exits(Service):
                     await self._or_later(partial(self._freeze, row), row.instance, ROWS_DECIDE)
 
     async def _freeze(self, row: MachineRow) -> None:
-        """Or not, as its machine's row says, unless that is another one by now."""
+        """Freeze a program or let it run on, as its machine's row says. A machine that has another program by now is
+        left alone."""
         now = self._store.read.get(MachineRow, row.id)
         if now is None or (now.state, now.instance) != (row.state, row.instance):
             return
@@ -227,7 +228,7 @@ class Exits(Service):
 
 
 def _concerned(reads: Reads, ended: Exit) -> MachineRow | None:
-    """The machine that this is the end of. None where it is known already, or another program runs by now."""
+    """The machine whose program has ended. None if that is known already, or if another program runs by now."""
     row = reads.get(MachineRow, ended.machine)
     alive = row and row.instance == ended.key and row.state in endings.HAS_PROGRAM
     return row if alive else None

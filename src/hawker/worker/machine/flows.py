@@ -3,8 +3,8 @@
 Which steps a run has, and what is undone when it ends early, is decided in `hawker.core.life`; `docs/machine-states.md`
 shows it whole.
 
-The outside effects are calls of the driver, keyed `run/step`; every one may be repeated. `prepare`, of machines that
-have an image, makes it ready and keeps what its reference meant: an update prepares before it stops anything, and one
+The outside effects are calls of the driver, keyed `run/step`; every one may be repeated. `prepare` makes a
+machine's image ready and records which bytes its reference means: an update prepares before it stops anything, and one
 whose image cannot be had leaves the machine as it was. `settle` is the final step (`hawker.worker.machine.endings`): it
 writes the resting state, and after a failure or a cancel first removes what a launch may have left. Which runs begin
 when is decided in `hawker.worker.machine.operations` and `hawker.worker.machine.exits`.
@@ -38,8 +38,8 @@ from hawker.worker.machine.instance_spec import instance_spec, limits_of, refere
 from hawker.worker.machine.writer import MachineWriter, get_machine
 
 STARTS_TRIED = 24
-"""How often a driver that may be had later is asked for, or an image by a run that does something else before: for a
-minute and a half, and as long as each try takes. Then the machine has failed."""
+"""How often a run asks for a driver that is down, or for its image after it has done something else: for a minute and a
+half, and as long as each try takes. Then the machine has failed."""
 
 PRESPAWNED_MAX = 1024
 _ON_ITS_WAY = ("state", "desired", "cause", "restarts", "updated_at_ms", "instance", "started_at_ms")
@@ -116,8 +116,8 @@ class MachineFlows:
     # --- acts --------------------------------------------------------------------------------------------------------
 
     async def _prepare(self, context: StepContext) -> Done:
-        """The image, as far as a driver can make it ready before there is an instance. The first time in a version it
-        is found out which bytes the reference means."""
+        """Make the image ready, as far as a driver can before there is an instance. The first time in a version, find
+        out which bytes the reference means."""
         machine = self._not_superseded(context.run)
         reference = reference_of(machine)
         if self._images:
@@ -274,8 +274,8 @@ class MachineFlows:
         return Done()
 
     async def _vacate(self, context: StepContext) -> Done:
-        """Remove what the machine left with the driver that had it before: nothing would show it any more. A driver
-        that is not there keeps it until the machine is destroyed."""
+        """Remove what the machine left with the driver that had it before, because nothing would show it any more. A
+        driver that is down keeps it until the machine is destroyed."""
         with suppress(Unreachable):
             await self._endings.had(context.run).purge(context.run.resource)
         return Done()

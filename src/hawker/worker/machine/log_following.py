@@ -1,4 +1,4 @@
-"""Following a machine's log for as long as there is a machine."""
+"""Follows the log of a machine to its last line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ has purged the machine, so this waits for nothing but its turn to read."""
 async def until_destroyed(
     lines: AsyncIterator[LogLine], store: Store, writer: MachineWriter, machine: str
 ) -> AsyncIterator[LogLine]:
-    """The lines of a log that is followed, to the last one once the machine is destroyed."""
+    """Give the lines of a log as they come, to the last one once the machine is destroyed."""
     gone = False
     waiting: asyncio.Timeout | None = None
 

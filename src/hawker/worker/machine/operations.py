@@ -21,10 +21,10 @@ from hawker.model.config import check_config
 from hawker.model.machine import State
 from hawker.model.rows import MachineRow, RunRow
 from hawker.model.values import is_host_image
-from hawker.store.db import Store
 from hawker.store.tx import Tx
-from hawker.worker.drivers.driver_set import DriverSet, capabilities
-from hawker.worker.flows.runner import Busy, Runner, active_run
+from hawker.worker.context import WorkerContext
+from hawker.worker.drivers.driver_set import capabilities
+from hawker.worker.flows.runner import Busy, active_run
 from hawker.worker.machine.admission import Admission, stop_args
 from hawker.worker.machine.writer import MachineWriter, get_machine
 from hawker.worker.request import Request
@@ -40,13 +40,11 @@ class Machines:
     none was needed.
     """
 
-    def __init__(
-        self, store: Store, drivers: DriverSet, writer: MachineWriter, runner: Runner, admission: Admission
-    ) -> None:
-        self._store = store
-        self._drivers = drivers
+    def __init__(self, context: WorkerContext, writer: MachineWriter, admission: Admission) -> None:
+        self._store = context.store
+        self._drivers = context.drivers
+        self._runner = context.runner
         self._writer = writer
-        self._runner = runner
         self._admission = admission
 
     async def start(self, app: str, machine_id: str, request: Request) -> tuple[State, str]:
@@ -59,7 +57,7 @@ class Machines:
         return await self._admission.submit(Wish.start, change)
 
     async def wake(self, app: str, machine_id: str, request: Request, run_id: str = "") -> str:
-        """`start` for a proxy: raises `Busy` for every run in the way. The run is `run_id` where that is given."""
+        """`start` for a proxy: raises `Busy` for every run in the way. `run_id` is the id of the run that it begins."""
 
         def change(tx: Tx) -> str:
             if holder := active_run(tx, machine_id):

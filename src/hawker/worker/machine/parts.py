@@ -34,7 +34,7 @@ class MachineParts:
     """See `hawker.worker.kinds.Parts`. `flows_of` gives the flows; tests that break one give others."""
 
     def __init__(self, context: WorkerContext, flows_of: FlowsOf = MachineFlows.all) -> None:
-        settings, store, host, drivers = context.settings, context.store, context.host, context.drivers
+        settings, store, host = context.settings, context.store, context.host
         for rises in (EventRow, VersionRow):
             go_on_after_newest(host, store.read, rises)
         holder = context.network.holder if context.network else nobody
@@ -45,8 +45,8 @@ class MachineParts:
         self.flows = flows_of(acts)
         self.exits = Exits(context, writer)
         admission = Admission(store, writer, context.runner)
-        self.machines = machines = Machines(store, drivers, writer, context.runner, admission)
-        self.updates = updates = Updates(store, host, drivers, writer, admission)
+        self.machines = machines = Machines(context, writer, admission)
+        self.updates = updates = Updates(context, writer, admission)
         self.waking = Waking(context, machines, launches, acts, writer)
         ways = ways_of(context.network)
         self.checks = Checks(store, host, writer, ways)

@@ -16,14 +16,13 @@ from hawker.core.life import wishes
 from hawker.core.life.phases import Phase, fetches_beside, phase_of
 from hawker.core.life.wishes import Found, Wish
 from hawker.errors import Conflict, Invalid, NotBuilt
-from hawker.host import Host
 from hawker.model.config import Config, check_config
 from hawker.model.guest import Guest, Resources, check_guest, larger
 from hawker.model.rows import Before, LeaseRow, MachineRow, RunRow, VersionRow
-from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.worker import ledger, ports
-from hawker.worker.drivers.driver_set import DriverSet, capabilities
+from hawker.worker.context import WorkerContext
+from hawker.worker.drivers.driver_set import capabilities
 from hawker.worker.machine import leases
 from hawker.worker.machine.admission import Admission, stop_args
 from hawker.worker.machine.endings import resized
@@ -34,12 +33,10 @@ from hawker.worker.request import Request
 class Updates:
     """Changes of what a machine is."""
 
-    def __init__(
-        self, store: Store, host: Host, drivers: DriverSet, writer: MachineWriter, admission: Admission
-    ) -> None:
-        self._store = store
-        self._host = host
-        self._drivers = drivers
+    def __init__(self, context: WorkerContext, writer: MachineWriter, admission: Admission) -> None:
+        self._store = context.store
+        self._host = context.host
+        self._drivers = context.drivers
         self._writer = writer
         self._admission = admission
 

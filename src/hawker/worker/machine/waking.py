@@ -34,7 +34,7 @@ from hawker.worker.machine.writer import MachineWriter, get_machine
 from hawker.worker.request import Request
 
 BACKOFF_MOST_MS = 1000
-"""The rest of a backoff that a request may wait for."""
+"""A request waits for a backoff that lasts no longer than this."""
 _AT_REST = frozenset((State.stopped, State.suspended))
 _RESTING = _AT_REST | {State.stopping, State.suspending}
 
@@ -86,8 +86,8 @@ class Waking(Service):
         self, wish: door.Wake, released: Callable[[door.Awake], None] = lambda awake: None, *, trace: str = ""
     ) -> door.Awake:
         """Start a machine, or resume it, unless it runs; join a start that is under way, and wait for the end of
-        whatever else holds it. Answers once the program runs. `released` is told before that, with what will be the
-        answer, once nothing keeps it from running, where that is known: whoever is in a hurry may look for it then.
+        whatever else holds it. Answers once the program runs. Where the worker knows earlier that nothing keeps the
+        program from running, it tells `released` what the answer will be: whoever is in a hurry may look for it then.
 
         Raises what `Machines.start` raises, `InBackoff`, `StartRefused`, and `DeadlineExceeded` after `WAKE_S`.
         """
@@ -145,7 +145,7 @@ class Waking(Service):
                 )
 
     async def _joined(self, row: MachineRow, holder: RunRow | None, request: Request) -> str | None:
-        """The run that starts the machine; None after the end of one that did something else."""
+        """The run that starts the machine; None once a run that did something else has ended."""
         if holder is None:
             return await self._begun(row, request)
         if holder.status == "parked":
@@ -162,7 +162,7 @@ class Waking(Service):
         return holder.id
 
     async def _begun(self, row: MachineRow, request: Request) -> str | None:
-        """A run of our own. What it will ask of its driver is known before the change that begins it is built."""
+        """Begin a run of our own. Its launch is prepared before the change that begins the run is built."""
         run_id = self._host.ulid()
         if row.state in _AT_REST - {State.suspended} and is_host_image(str(row.config["image"])):
             self._flows.prespawn(row, run_id)

@@ -1,4 +1,4 @@
-"""Writing a machine's changes: its row, the ledger, the event the API shows, and who waits for it.
+"""The writer of machines: their rows, what they hold of the ledger, the events that the API shows, and who is told.
 
 Every change of a machine goes through `MachineWriter`, inside a change of the store: a move is checked against the
 table of legal moves, the ledger follows the state, the event carries run, step and cause, and waiters are told
@@ -28,8 +28,8 @@ Listener = Callable[[MachineRow, EventRow | None], None]
 
 
 class MachineWriter:
-    """The one writer of machine rows and events. `capacity` is the worker's, for the ledger; `ports` are those of the
-    host that it gives to machines, but for those that somebody else is the `holder` of."""
+    """The only writer of machine rows and events. `capacity` is the worker's, for the ledger. `ports` are the ports of
+    the host that the worker may give to machines; `holder` says which of them a program of the host has."""
 
     def __init__(self, host: Host, capacity: Resources, ports: range = PORTS, holder: Holder = nobody) -> None:
         self._host = host
