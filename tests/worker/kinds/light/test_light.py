@@ -31,6 +31,7 @@ from hawker.worker.daemon import Worker
 from hawker.worker.drivers.driver_set import DriverSet
 from hawker.worker.flows.flow import Done, StepContext
 from hawker.worker.kinds import GROUP, Kinds
+from hawker.worker.publishing import Publishing
 from hawker.worker.settings import WorkerSettings
 
 TWO = Resources(machines=2)
@@ -98,6 +99,23 @@ async def test_the_catalog_shows_lights(tmp_path: Path) -> None:
     await switch(worker, "hall", "on")
     (row,) = worker.store.read.select(PublishedRow)
     assert (row.tier, row.of, row.id, row.values) == ("region", "lights", "hall", {"state": "on"})
+    await worker.close()
+
+
+@virtual_time
+async def test_what_another_package_shows_is_compared_at_every_start(tmp_path: Path) -> None:
+    """Its files may have changed, which no version of ours tells."""
+    house = House()
+    worker = await house.open(tmp_path)
+    for _ in range(2):
+        shown = house.kind.projections(worker.store.read)
+        outbox = Publishing("ord-1", "ord", "::1", 1, TWO, "fake", of_kinds=shown).outbox(worker.host)
+        await worker.store.submit(outbox.open)
+        await worker.store.submit(outbox.catch_up)
+        await switch(worker, "hall", "on")  # nobody publishes it
+        await worker.store.submit(outbox.close)
+    rows = worker.store.read.select(PublishedRow, "id like 'region/lights/%'")
+    assert [row.values for row in rows] == [{"state": "on"}]
     await worker.close()
 
 
