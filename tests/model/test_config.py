@@ -19,9 +19,9 @@ from hawker.model.config import (
     Stop,
     accept_config,
     check_config,
-    parse_signal,
 )
 from hawker.model.guest import Guest
+from hawker.model.values import parse_signal
 
 PROGRAM: dict[str, Any] = {"image": "host", "init": {"exec": ["/bin/true"]}}
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from hawker.errors import Invalid
-from hawker.model.inside import check_port, objects
+from hawker.model.json_fields import check_flag, check_port, objects
 from hawker.model.services import Service
 from hawker.model.values import format_duration, parse_duration_s
 
@@ -164,9 +164,6 @@ def _http(raw: dict[str, Any], at: str) -> dict[str, Any]:
     protocol = raw.get("protocol") or "http"
     if protocol not in ("http", "https"):
         raise Invalid(f"{at}.protocol", protocol, "use http or https")
-    skip = raw.get("tls_skip_verify")
-    if skip is not None and not isinstance(skip, bool):
-        raise Invalid(f"{at}.tls_skip_verify", skip, "give true or false")
     name = raw.get("tls_server_name") or ""
     if name and not (isinstance(name, str) and _HOST.fullmatch(name)):
         raise Invalid(f"{at}.tls_server_name", name, "give the name that the certificate is for")
@@ -174,7 +171,7 @@ def _http(raw: dict[str, Any], at: str) -> dict[str, Any]:
         "method": method.upper(),
         "path": path,
         "tls": protocol == "https",
-        "tls_verify": not skip,
+        "tls_verify": not check_flag(f"{at}.tls_skip_verify", raw.get("tls_skip_verify")),
         "tls_server_name": name,
         "headers": _headers(raw.get("headers"), f"{at}.headers"),
     }

@@ -30,8 +30,16 @@ from hawker.model.inside import (
     check_rootfs,
     check_volumes,
 )
+from hawker.model.json_fields import check_flag, check_int, check_object, string_map
 from hawker.model.services import Service, check_services
-from hawker.model.values import check_image, format_duration, is_host_image, is_machine_id, parse_duration_s
+from hawker.model.values import (
+    check_image,
+    format_duration,
+    is_host_image,
+    is_machine_id,
+    parse_duration_s,
+    parse_signal,
+)
 
 CONFIG_BYTES_MAX = 256 * 1024  # four times what the largest deploy seen in the wild sends
 STOP_TIMEOUT_S_MAX = 300.0
@@ -148,7 +156,7 @@ def check_config(raw: Any, *, at: str = "config") -> Config:
     if raw.get("guest"):
         guest = check_guest(raw["guest"], f"{at}.guest")
     elif size:
-        guest = preset(_string(f"{at}.size", size))
+        guest = preset(size, f"{at}.size")
     else:
         guest = Guest()
     given = raw.get("guest") or {}
@@ -179,9 +187,9 @@ def check_config(raw: Any, *, at: str = "config") -> Config:
         guest=guest,
         restart=restart,
         stop=_stop(raw.get("stop_config"), f"{at}.stop_config"),
-        auto_destroy=_boolean(f"{at}.auto_destroy", raw.get("auto_destroy")),
+        auto_destroy=check_flag(f"{at}.auto_destroy", raw.get("auto_destroy")),
         metadata=string_map(f"{at}.metadata", raw.get("metadata")),
-        tty=_boolean(f"{at}.init.tty", init.get("tty")),
+        tty=check_flag(f"{at}.init.tty", init.get("tty")),
         **seldom,
     )
 
@@ -247,41 +255,6 @@ def check_size(raw: dict[str, Any], *, at: str = "config") -> None:
     size = len(_encode(raw))
     if size > CONFIG_BYTES_MAX:
         raise Invalid(at, f"{size} bytes", f"a configuration has at most {CONFIG_BYTES_MAX} bytes as JSON")
-
-
-_encode = msgspec.json.Encoder().encode
-
-
-def parse_signal(field: str, value: Any) -> int:
-    """A signal number from its name ("SIGTERM") or number (9). Only the documented ones."""
-    name = value
-    if isinstance(value, int) and not isinstance(value, bool):
-        name = next((s for s in _SIGNALS if int(getattr(signals, s)) == value), None)
-    elif isinstance(value, str):
-        name = value.upper() if value.upper().startswith("SIG") else f"SIG{value.upper()}"
-    if name not in _SIGNALS:
-        raise Invalid(field, value, f"use one of {', '.join(_SIGNALS)}")
-    return int(getattr(signals, name))
-
-
-_SIGNALS = (
-    *("SIGABRT", "SIGALRM", "SIGFPE", "SIGHUP", "SIGILL", "SIGINT", "SIGKILL"),
-    *("SIGPIPE", "SIGQUIT", "SIGSEGV", "SIGTERM", "SIGTRAP", "SIGUSR1", "SIGUSR2"),
-)
-
-
-def string_map(field: str, value: Any, *, names: bool = False) -> dict[str, str]:
-    """A map of strings. With `names`, keys must be usable as names of environment variables."""
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise Invalid(field, value, "give an object whose values are strings")
-    for key, text in value.items():
-        if not isinstance(text, str) or (names and "\0" in text):
-            raise Invalid(f"{field}.{key}", text, "give a string")
-        if names and (not key or "=" in key or "\0" in key):
-            raise Invalid(f"{field}.{key}", text, "a name has at least one character and neither '=' nor NUL")
-    return dict(value)
 
 
 def _refuse_not_built(raw: dict[str, Any], at: str) -> None:
@@ -388,10 +361,7 @@ def _words(field: str, line: str) -> list[str]:
 
 
 def _restart(raw: Any, at: str) -> Restart:
-    if raw is None:
-        return Restart()
-    if not isinstance(raw, dict):
-        raise Invalid(at, raw, 'give an object such as {"policy": "on-failure", "max_retries": 10}')
+    raw = check_object(at, raw, '{"policy": "on-failure", "max_retries": 10}')
     policy = raw.get("policy") or "on-failure"
     if policy == "spot-price":
         raise NotBuilt(f"{at}.policy", policy, "spot prices are not built yet; use no, on-failure or always")
@@ -400,16 +370,12 @@ def _restart(raw: Any, at: str) -> Restart:
     retries = raw.get("max_retries")
     if retries is None or (retries == 0 and policy != "on-failure"):
         retries = Restart().max_retries
-    if isinstance(retries, bool) or not isinstance(retries, int) or not 0 <= retries <= 1_000_000:
-        raise Invalid(f"{at}.max_retries", retries, "give a count from 0 to 1000000")
+    check_int(f"{at}.max_retries", retries, 0, 1_000_000, "give a count from 0 to 1000000")
     return Restart(policy=cast(RestartPolicy, policy), max_retries=retries)
 
 
 def _stop(raw: Any, at: str) -> Stop:
-    if raw is None:
-        return Stop()
-    if not isinstance(raw, dict):
-        raise Invalid(at, raw, 'give an object such as {"signal": "SIGTERM", "timeout": "10s"}')
+    raw = check_object(at, raw, '{"signal": "SIGTERM", "timeout": "10s"}')
     timeout = Stop().timeout_s if raw.get("timeout") is None else parse_duration_s(f"{at}.timeout", raw["timeout"])
     if timeout > STOP_TIMEOUT_S_MAX:
         raise Invalid(f"{at}.timeout", raw["timeout"], "at most 300s")
@@ -421,15 +387,3 @@ def _stop_json(raw: Any, at: str) -> dict[str, Any]:
     """As the client wrote it, but durations are always strings on the way out."""
     stop = _stop(raw, at)
     return {**raw, "timeout": format_duration(stop.timeout_s), "signal": signals.Signals(stop.signal).name}
-
-
-def _string(field: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise Invalid(field, value, "give a string")
-    return value
-
-
-def _boolean(field: str, value: Any) -> bool:
-    if value is not None and not isinstance(value, bool):
-        raise Invalid(field, value, "give true or false")
-    return bool(value)

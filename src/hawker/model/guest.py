@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from hawker.errors import Invalid, NotBuilt
+from hawker.model.json_fields import check_int
 
 RESOURCES = ("cpus_shared", "cpus_dedicated", "memory_mib", "disk_mib", "machines")
 
@@ -89,8 +90,10 @@ class Guest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
         )
 
 
-def preset(size: str) -> Guest:
+def preset(size: Any, at: str = "config.size") -> Guest:
     """The guest of a named size such as `shared-cpu-2x` or `performance-4x`."""
+    if not isinstance(size, str):
+        raise Invalid(at, size, "give a string")
     for kind, prefix, cpus, per_cpu in (
         ("shared", "shared-cpu-", _SHARED_CPUS, 256),
         ("performance", "performance-", _PERFORMANCE_CPUS, 2048),
@@ -99,8 +102,8 @@ def preset(size: str) -> Guest:
             if size == f"{prefix}{n}x":
                 return Guest(cpu_kind=kind, cpus=n, memory_mb=n * per_cpu)  # type: ignore[arg-type]  # literal by table
     if size.startswith(("a10", "a100", "l40s")):
-        raise NotBuilt("config.size", size, "GPUs are not built yet; use a shared-cpu or performance size")
-    raise Invalid("config.size", size, "use shared-cpu-{1,2,4,6,8}x or performance-{1,2,4,...,16,32,64,128}x")
+        raise NotBuilt(at, size, "GPUs are not built yet; use a shared-cpu or performance size")
+    raise Invalid(at, size, "use shared-cpu-{1,2,4,6,8}x or performance-{1,2,4,...,16,32,64,128}x")
 
 
 def check_guest(raw: Any, at: str = "config.guest") -> Guest:
@@ -121,17 +124,9 @@ def check_guest(raw: Any, at: str = "config.guest") -> Guest:
         raise Invalid(f"{at}.cpus", cpus, f"{kind} machines have {_or(allowed)} cpus")
     memory = raw.get("memory_mb")
     memory = cpus * low if memory is None else memory
-    if (
-        isinstance(memory, bool)
-        or not isinstance(memory, int)
-        or not cpus * low <= memory <= cpus * high
-        or memory % step
-    ):
-        raise Invalid(
-            f"{at}.memory_mb",
-            memory,
-            f"{cpus} {kind} cpus take {cpus * low} to {cpus * high} MiB in steps of {step}",
-        )
+    remedy = f"{cpus} {kind} cpus take {cpus * low} to {cpus * high} MiB in steps of {step}"
+    if check_int(f"{at}.memory_mb", memory, cpus * low, cpus * high, remedy) % step:
+        raise Invalid(f"{at}.memory_mb", memory, remedy)
     return Guest(cpu_kind="shared" if shared else "performance", cpus=cpus, memory_mb=memory)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from hawker.errors import Invalid, NotBuilt
+from hawker.model.json_fields import check_flag, check_int, check_strings, objects
 
 ROOT_GB_MAX = 500
 TMPFS_MIB_MAX = 65536
@@ -54,22 +55,6 @@ class NameService(msgspec.Struct, frozen=True, kw_only=True):
     registered: bool = True
 
 
-def objects(field: str, value: Any) -> list[dict[str, Any]]:
-    """A list of objects; nothing reads as an empty one."""
-    if not value:
-        return []
-    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise Invalid(field, value, "give a list of objects")
-    return value
-
-
-def check_port(field: str, value: Any) -> int:
-    """Raises `Invalid`."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 65535:
-        raise Invalid(field, value, "give a port from 1 to 65535")
-    return value
-
-
 def check_path(field: str, value: Any) -> str:
     """An absolute path inside the machine, in its shortest form."""
     parts = value.split("/") if isinstance(value, str) else []
@@ -99,11 +84,8 @@ def check_files(value: Any, at: str) -> tuple[File, ...]:
             raise Invalid(f"{here}.raw_value", text, "give the content in base64") from None
         mode = raw.get("mode")
         mode = FILE_MODE if mode is None or (mode == 0 and mode is not False) else mode
-        if isinstance(mode, bool) or not isinstance(mode, int) or not 0 < mode <= _MODE_MAX:
-            raise Invalid(
-                f"{here}.mode", mode, f"give permission bits as a number, such as {FILE_MODE} (0644 in octal)"
-            )
-        files[path] = File(path=path, content=content, mode=mode)
+        remedy = f"give permission bits as a number, such as {FILE_MODE} (0644 in octal)"
+        files[path] = File(path=path, content=content, mode=check_int(f"{here}.mode", mode, 1, _MODE_MAX, remedy))
     return tuple(files.values())
 
 
@@ -121,9 +103,8 @@ def check_volumes(value: Any, at: str) -> tuple[Tmpfs, ...]:
             raise NotBuilt(f"{here}.temp_dir.storage_type", storage, "use memory, or write to the machine's own root")
         if storage != "memory":
             raise Invalid(f"{here}.temp_dir.storage_type", storage, "use memory")
-        size = temp.get("size_mb")
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= TMPFS_MIB_MAX:
-            raise Invalid(f"{here}.temp_dir.size_mb", size, f"give MiB, from 1 to {TMPFS_MIB_MAX}")
+        remedy = f"give MiB, from 1 to {TMPFS_MIB_MAX}"
+        size = check_int(f"{here}.temp_dir.size_mb", temp.get("size_mb"), 1, TMPFS_MIB_MAX, remedy)
         path = check_path(f"{here}.path", raw.get("path"))
         if path in found:
             raise Invalid(f"{here}.path", path, "give each directory once")
@@ -138,9 +119,8 @@ def check_rootfs(value: Any, persist_of_guest: Any, at: str) -> Rootfs:
     if not isinstance(value, dict):
         raise Invalid(f"{at}.rootfs", value, 'give an object such as {"persist": "always", "size_gb": 4}')
     size = value.get("size_gb")
-    size = 0 if size is None else size
-    if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= ROOT_GB_MAX:
-        raise Invalid(f"{at}.rootfs.size_gb", size, f"give GiB, from 1 to {ROOT_GB_MAX}")
+    remedy = f"give GiB, from 1 to {ROOT_GB_MAX}"
+    size = check_int(f"{at}.rootfs.size_gb", 0 if size is None else size, 0, ROOT_GB_MAX, remedy)
     persist = value.get("persist") or persist_of_guest
     return Rootfs(size_gb=size, persist=_persist(persist, f"{at}.rootfs.persist"))
 
@@ -161,13 +141,13 @@ def check_dns(value: Any, at: str) -> NameService:
     for field in ("dns_forward_rules", "hostname_fqdn"):
         if value.get(field):
             raise NotBuilt(f"{at}.{field}", value[field], "not built yet; leave the field out")
-    servers = _texts(f"{at}.nameservers", value.get("nameservers"))
+    servers = check_strings(f"{at}.nameservers", value.get("nameservers"))
     for n, server in enumerate(servers):
         try:
             ipaddress.ip_address(server)
         except ValueError:
             raise Invalid(f"{at}.nameservers[{n}]", server, "give an IP address") from None
-    searches = _texts(f"{at}.searches", value.get("searches"))
+    searches = check_strings(f"{at}.searches", value.get("searches"))
     for n, domain in enumerate(searches):
         if not _NAME.fullmatch(domain):
             raise Invalid(f"{at}.searches[{n}]", domain, "give a domain such as example.com")
@@ -182,9 +162,7 @@ def check_dns(value: Any, at: str) -> NameService:
     hostname: Any = value.get("hostname") or ""
     if hostname and (not isinstance(hostname, str) or not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9-]{0,62})", hostname)):
         raise Invalid(f"{at}.hostname", hostname, "at most 63 letters, digits and dashes")
-    skipped = value.get("skip_registration")
-    if skipped is not None and not isinstance(skipped, bool):
-        raise Invalid(f"{at}.skip_registration", skipped, "give true or false")
+    skipped = check_flag(f"{at}.skip_registration", value.get("skip_registration"))
     return NameService(
         nameservers=servers, searches=searches, options=tuple(options), hostname=hostname, registered=not skipped
     )
@@ -201,11 +179,3 @@ def check_env_from(value: Any, at: str) -> tuple[tuple[str, str], ...]:
             raise Invalid(f"{at}[{n}].field_ref", of, f"use {', '.join(_ENV_FROM)}")
         found.append((name, of))
     return tuple(found)
-
-
-def _texts(field: str, value: Any) -> tuple[str, ...]:
-    if not value:
-        return ()
-    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise Invalid(field, value, "give a list of strings")
-    return tuple(value)

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from hawker.errors import Invalid
-from hawker.model.inside import check_port, objects
+from hawker.model.json_fields import check_flag, check_int, check_object, check_port, objects
 
 Protocol = Literal["tcp", "udp"]
 Autostop = Literal["off", "stop", "suspend"]
@@ -195,9 +195,9 @@ def _service(raw: dict[str, Any], at: str) -> Service:
         internal_port=check_port(f"{at}.internal_port", raw.get("internal_port")),
         ports=ports,
         concurrency=_concurrency(raw.get("concurrency"), f"{at}.concurrency"),
-        autostart=_flag(raw.get("autostart"), f"{at}.autostart", True),
+        autostart=check_flag(f"{at}.autostart", raw.get("autostart"), True),
         autostop=_autostop(raw.get("autostop"), f"{at}.autostop"),
-        min_machines_running=_count(raw.get("min_machines_running"), f"{at}.min_machines_running"),
+        min_machines_running=_count(f"{at}.min_machines_running", raw.get("min_machines_running")),
     )
 
 
@@ -211,11 +211,11 @@ def _autostop(value: Any, at: str) -> Autostop:
 
 
 def _concurrency(value: Any, at: str) -> Concurrency:
-    raw = _object(value, at, '{"type": "requests", "soft_limit": 20, "hard_limit": 25}')
+    raw = check_object(at, value, '{"type": "requests", "soft_limit": 20, "hard_limit": 25}')
     kind: Any = raw.get("type") or "connections"
     if kind not in ("connections", "requests"):
         raise Invalid(f"{at}.type", kind, "use connections or requests")
-    soft, hard = (_count(raw.get(field), f"{at}.{field}") for field in ("soft_limit", "hard_limit"))
+    soft, hard = (_count(f"{at}.{field}", raw.get(field)) for field in ("soft_limit", "hard_limit"))
     if hard and soft > hard:
         raise Invalid(f"{at}.soft_limit", soft, f"at most the hard limit, {hard}")
     return Concurrency(type=kind, soft_limit=soft or min(SOFT_LIMIT, hard or SOFT_LIMIT), hard_limit=hard)
@@ -230,7 +230,7 @@ def _public_port(raw: dict[str, Any], at: str) -> PublicPort:
         last = check_port(f"{at}.end_port", raw.get("end_port"))
     if first > last:
         raise Invalid(f"{at}.end_port", last, f"a range ends at its start or after it: {first} or more")
-    force = _flag(raw.get("force_https"), f"{at}.force_https", False)
+    force = check_flag(f"{at}.force_https", raw.get("force_https"))
     if force and "http" not in handlers:
         raise Invalid(f"{at}.force_https", force, "only a port with the handler http can redirect")
     return PublicPort(
@@ -247,27 +247,27 @@ def _public_port(raw: dict[str, Any], at: str) -> PublicPort:
 def _tls(value: Any, at: str) -> Tls:
     if value is None:
         return Tls()
-    raw = _object(value, at, '{"alpn": ["h2", "http/1.1"]}')
+    raw = check_object(at, value, '{"alpn": ["h2", "http/1.1"]}')
     return Tls(
         alpn=_words(raw.get("alpn"), f"{at}.alpn", _ALPN_KNOWN) or ALPN,
         versions=_words(raw.get("versions"), f"{at}.versions", TLS_VERSIONS) or TLS_VERSIONS,
-        default_self_signed=_flag(raw.get("default_self_signed"), f"{at}.default_self_signed", False),
+        default_self_signed=check_flag(f"{at}.default_self_signed", raw.get("default_self_signed")),
     )
 
 
 def _http(value: Any, at: str) -> Http:
     if value is None:
         return Http()
-    raw = _object(value, at, '{"compress": true}')
-    response = _object(raw.get("response"), f"{at}.response", '{"pristine": true}')
+    raw = check_object(at, value, '{"compress": true}')
+    response = check_object(f"{at}.response", raw.get("response"), '{"pristine": true}')
     given, removed = _headers(response.get("headers"), f"{at}.response.headers")
     entries = objects(f"{at}.replay_cache", raw.get("replay_cache"))
     return Http(
-        compress=_flag(raw.get("compress"), f"{at}.compress", False),
-        h2_backend=_flag(raw.get("h2_backend"), f"{at}.h2_backend", False),
-        pristine=_flag(response.get("pristine"), f"{at}.response.pristine", False),
-        idle_timeout_s=_count(raw.get("idle_timeout"), f"{at}.idle_timeout", SECONDS_MOST),
-        headers_read_timeout_s=_count(raw.get("headers_read_timeout"), f"{at}.headers_read_timeout", SECONDS_MOST),
+        compress=check_flag(f"{at}.compress", raw.get("compress")),
+        h2_backend=check_flag(f"{at}.h2_backend", raw.get("h2_backend")),
+        pristine=check_flag(f"{at}.response.pristine", response.get("pristine")),
+        idle_timeout_s=_count(f"{at}.idle_timeout", raw.get("idle_timeout"), SECONDS_MOST),
+        headers_read_timeout_s=_count(f"{at}.headers_read_timeout", raw.get("headers_read_timeout"), SECONDS_MOST),
         set_headers=given,
         removed_headers=removed,
         replay_cache=tuple(_replay_cache(entry, f"{at}.replay_cache[{n}]") for n, entry in enumerate(entries)),
@@ -278,7 +278,7 @@ def _headers(value: Any, at: str) -> tuple[tuple[tuple[str, str], ...], tuple[st
     """What is set, and what is removed (`false`). A list sets a header several times."""
     given: list[tuple[str, str]] = []
     removed: list[str] = []
-    for name, wanted in _object(value, at, '{"x-frame-options": "DENY", "x-powered-by": false}').items():
+    for name, wanted in check_object(at, value, '{"x-frame-options": "DENY", "x-powered-by": false}').items():
         here, low = f"{at}.{name}", name.lower()
         if not _TOKEN.fullmatch(name):
             raise Invalid(here, name, "the name of a header has letters, digits and dashes")
@@ -307,10 +307,10 @@ def _replay_cache(raw: dict[str, Any], at: str) -> ReplayCache:
         raise Invalid(f"{at}.type", kind, "use cookie or header")
     if not isinstance(name, str) or not _TOKEN.fullmatch(name):
         raise Invalid(f"{at}.name", name, f"give the name of a {kind}")
-    ttl = _count(raw.get("ttl_seconds"), f"{at}.ttl_seconds", SECONDS_MOST)
+    ttl = _count(f"{at}.ttl_seconds", raw.get("ttl_seconds"), SECONDS_MOST)
     if ttl < REPLAY_TTL_S_LEAST:
         raise Invalid(f"{at}.ttl_seconds", ttl, f"give seconds, at least {REPLAY_TTL_S_LEAST}")
-    bypass = _flag(raw.get("allow_bypass"), f"{at}.allow_bypass", False)
+    bypass = check_flag(f"{at}.allow_bypass", raw.get("allow_bypass"))
     name = name.lower() if kind == "header" else name
     host, slash, path = prefix.partition("/")
     prefix = f"{host.lower()}{slash}{path}"
@@ -319,18 +319,10 @@ def _replay_cache(raw: dict[str, Any], at: str) -> ReplayCache:
 
 def _proxy_protocol(value: Any, at: str, handlers: tuple[str, ...]) -> ProxyProtocol:
     """Of the handler `proxy_proto`; version 1 where the options say nothing."""
-    version: Any = _object(value, at, '{"version": "v2"}').get("version") or "v1"
+    version: Any = check_object(at, value, '{"version": "v2"}').get("version") or "v1"
     if version not in ("v1", "v2"):
         raise Invalid(f"{at}.version", version, "use v1 or v2")
     return version if "proxy_proto" in handlers else ""
-
-
-def _object(value: Any, at: str, example: str) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise Invalid(at, value, f"give an object such as {example}")
-    return value
 
 
 def _words(value: Any, at: str, known: tuple[str, ...]) -> tuple[str, ...]:
@@ -340,17 +332,5 @@ def _words(value: Any, at: str, known: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(given))
 
 
-def _flag(value: Any, field: str, default: bool) -> bool:
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise Invalid(field, value, "give true or false")
-    return value
-
-
-def _count(value: Any, field: str, most: int = 1 << 31) -> int:
-    if value is None:
-        return 0
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise Invalid(field, value, f"give a count, at most {most}")
-    return value
+def _count(field: str, value: Any, most: int = 1 << 31) -> int:
+    return 0 if value is None else check_int(field, value, 0, most, f"give a count, at most {most}")

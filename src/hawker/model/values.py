@@ -6,6 +6,7 @@ Everything here is a pure function of its arguments; clocks and randomness come 
 from __future__ import annotations
 
 import re
+import signal as signals
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NewType
@@ -129,6 +130,24 @@ def _decimal(count: int, unit: int) -> str:
     whole, part = divmod(count, unit)
     digits = f"{part:0{len(str(unit)) - 1}d}".rstrip("0") if part else ""
     return f"{whole}.{digits}" if digits else str(whole)
+
+
+def parse_signal(field: str, value: Any) -> int:
+    """A signal number from its name ("SIGTERM") or number (9). Only the documented ones."""
+    name = value
+    if isinstance(value, int) and not isinstance(value, bool):
+        name = next((s for s in _SIGNALS if int(getattr(signals, s)) == value), None)
+    elif isinstance(value, str):
+        name = value.upper() if value.upper().startswith("SIG") else f"SIG{value.upper()}"
+    if name not in _SIGNALS:
+        raise Invalid(field, value, f"use one of {', '.join(_SIGNALS)}")
+    return int(getattr(signals, name))
+
+
+_SIGNALS = (
+    *("SIGABRT", "SIGALRM", "SIGFPE", "SIGHUP", "SIGILL", "SIGINT", "SIGKILL"),
+    *("SIGPIPE", "SIGQUIT", "SIGSEGV", "SIGTERM", "SIGTRAP", "SIGUSR1", "SIGUSR2"),
+)
 
 
 def rfc3339(at_ms: int) -> str:

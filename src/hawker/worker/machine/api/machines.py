@@ -20,11 +20,11 @@ from hawker.model import api, views
 from hawker.model import machine_calls as calls
 from hawker.model.app_calls import StartById, StopById
 from hawker.model.call_bases import AnyOfMachine
-from hawker.model.config import accept_config, check_config, parse_signal
+from hawker.model.config import accept_config, check_config
 from hawker.model.exec_output import as_text
 from hawker.model.machine import State
 from hawker.model.rows import DecisionRow, EventRow, MachineRow, VersionRow
-from hawker.model.values import is_host_image, parse_duration_s, rfc3339
+from hawker.model.values import is_host_image, parse_duration_s, parse_signal, rfc3339
 from hawker.services import Service
 from hawker.worker.context import WorkerContext
 from hawker.worker.drivers.base import StartFailed, UnknownInstance
