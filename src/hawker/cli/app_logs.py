@@ -29,7 +29,7 @@ LOOK_S = 1.0
 MERGE_S = 0.1
 """How long a line waits for older ones."""
 HISTORY_S = 0.4
-"""So long nothing has come when what was written before has come."""
+"""When nothing has come for so long, all that was written before has come."""
 HISTORY_MOST_S = 2.0
 NEW_TAIL = 10_000
 AGAIN_S = (0.2, 0.5, 1.0, 2.0)

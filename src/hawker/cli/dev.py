@@ -38,7 +38,7 @@ HEALTHY_S = 5.0  # an agent that lived this long is started again at once when i
 LOG_LINES = 10  # of an agent that did not come up
 HTTP_PORT = 8080
 PORTS = range(20000, 30000)
-"""Of the host, for what machines publish; the workers share them."""
+"""The ports of the host at which machines are published. The workers share them."""
 COUNT = click.IntRange(min=1)
 POLICIES = ("curve", "pack", "spread", "random", "two-choices")  # those of `core/ranking.py`, not imported for help
 REGION = re.compile("[a-z0-9][a-z0-9-]{0,30}")
@@ -398,7 +398,7 @@ def free_port(held: contextlib.ExitStack, option: str = "", port: int = 0) -> in
 
 
 def _say(text: str) -> None:
-    """To the terminal, if it is still there."""
+    """Write to the terminal, if it is still there."""
     with contextlib.suppress(OSError):
         output.note(text)
 

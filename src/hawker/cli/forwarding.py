@@ -123,7 +123,7 @@ class Chosen:
 
 
 class Forwarding:
-    """Takes connections until it is interrupted. `listener` is closed by whoever made it."""
+    """Takes connections until it is interrupted. The caller closes `listener`."""
 
     def __init__(self, listener: socket.socket, port: int, chosen: Chosen, client: Callable[[], Client]) -> None:
         self._listener = listener
@@ -321,7 +321,7 @@ def ports_of(given: str) -> tuple[int, int]:
 
 
 def _many_descriptors() -> None:
-    """As many as we may: a connection takes three."""
+    """Allow this process as many descriptors as the system lets it have: a connection takes three."""
     import resource
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -174,7 +174,7 @@ def _usage_hint(error: click.ClickException) -> str:
 
 
 def _discard_output() -> None:
-    """So that the interpreter's own flush at exit finds no broken pipe."""
+    """Send what is still to be written nowhere, so that the interpreter's own flush at exit finds no broken pipe."""
     with contextlib.suppress(OSError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())

@@ -65,7 +65,7 @@ class Session:
         return self.client.stream(request)
 
     def another_client(self) -> Client:
-        """For another thread; whoever asked for it closes it."""
+        """A client for another thread. The caller closes it."""
         from hawker.client.client import Client
         from hawker.client.settings import coming_up, find_settings
 
@@ -190,7 +190,7 @@ def market_command(function: Callable[Concatenate[Session, P], None]) -> Callabl
 
 @contextmanager
 def about_app() -> Iterator[None]:
-    """For commands that only make sense of an app that is there: the API's hint is for orders."""
+    """Point to the list of apps when the app of a command is not there. The API's own hint is for orders."""
     try:
         yield
     except HawkerError as error:

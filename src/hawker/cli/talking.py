@@ -45,7 +45,7 @@ class Ended:
 
     @property
     def status(self) -> int:
-        """As a shell has it, or timeout(1)."""
+        """The exit status as a shell shows it, or as timeout(1) does."""
         if self.timed_out:
             return TIMED_OUT
         return 128 + self.exit_signal if self.exit_signal else self.exit_code

@@ -1,1 +1,1 @@
-"""How parts talk: one fast connection between agents, one plain client for people and programs."""
+"""How parts talk: fast connections between agents, and two clients for people and programs, blocking and awaiting."""

@@ -51,7 +51,7 @@ class ApiError(HawkerError):
 
 
 def read_reply(request: Declared[R], raw: bytes) -> R:
-    """Raises `Unreachable` for an answer that is not this API's."""
+    """Decode a reply as its declared type. Raises `Unreachable` for an answer that is not this API's."""
     kind = reply_of(type(request))
     if kind is type(None):
         return None  # type: ignore[return-value]

@@ -91,7 +91,8 @@ class _Market:
             "user-agent": user_agent or f"hawker/{hawker.__version__}",
         }
         self.answer_headers: Mapping[str, str] = {}
-        """Of the last call's answer, by lower-case names: how long it took the server, which workers were silent."""
+        """The headers of the last call's answer, by lower-case names. They say how long the server took and which
+        workers were silent."""
 
     def is_on_this_host(self) -> bool:
         """Whether the endpoint is a loopback address."""
@@ -285,7 +286,7 @@ class Stream(Iterator[R]):
         self._connection.close()
 
     def wake(self) -> None:
-        """From another thread: whoever waits for more finds the answer broken off."""
+        """Break the answer off from another thread, so that the one that waits for more goes on."""
         if self._connection.sock is not None:
             with suppress(OSError):
                 self._connection.sock.shutdown(socket.SHUT_RDWR)
@@ -301,7 +302,7 @@ class Stream(Iterator[R]):
 
 
 class AsyncClient(_Market):
-    """As `Client`, for one event loop, with as many calls at a time as you like."""
+    """The client for one event loop. It makes as many calls at a time as you like, and raises what `Client` raises."""
 
     _http: httpx2.AsyncClient | None = None
 
@@ -412,7 +413,7 @@ def _certificates() -> Any:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What the system said: the error at the bottom of those that wrap it."""
+    """The error that the system gave, at the bottom of those that wrap it."""
     below = error.__cause__ or error.__context__
     return _cause(below) if below is not None else error
 

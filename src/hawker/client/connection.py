@@ -33,7 +33,8 @@ from hawker.client.wire import NO_HEADERS, PeerUnreachable, Stale, Wire
 __all__ = ["Connection", "Peer", "PeerStatistics", "PeerUnreachable", "Response", "Stream"]
 
 BODY_BYTES_MAX = 16 << 20
-"""A machine is under 64 KiB; a batch or listing of hundreds fits. More is a fault of the peer."""
+"""A machine has less than 64 KiB as JSON, so that a batch or a listing of hundreds fits. A peer that sends more is
+faulty."""
 IDLE_S_MAX = 60.0
 """Below the 75 seconds after which an agent closes an idle connection (`hawker.http.server`), so that a request seldom
 meets that very moment."""
@@ -383,7 +384,7 @@ class Peer:
 
 
 def _printable(name: str) -> str:
-    """As a header may have it; what is lost is no address in any case."""
+    """The name with only the characters that a header may have. A name with others is no address in any case."""
     return "".join(c if "!" <= c <= "~" else "?" for c in name)
 
 

@@ -19,7 +19,7 @@ from hawker.errors import Refused
 
 FILE = "client.json"
 LOCK = "dev.lock"
-"""Held by `hawker dev` as long as it runs."""
+"""The file that `hawker dev` keeps locked as long as it runs."""
 _START = "start a market on this machine with hawker dev"
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from hawker.client.wire import PeerUnreachable, Wire
 
 BUFFER_BYTES_MAX = 256 << 10
-"""As much as asyncio reads at once."""
+"""asyncio reads so much at once."""
 
 
 class Stream(NamedTuple):

@@ -22,7 +22,7 @@ from hawker.client.deadline import EXTENSIONS_MOST, extension_s
 from hawker.errors import Unreachable
 
 HEAD_BYTES_MAX = 64 << 10
-"""Of a reply, everything but its body. nginx and Go allow 8 KiB and 1 MiB; agents send under 1 KiB."""
+"""The head of a reply may have so many bytes. nginx and Go allow 8 KiB and 1 MiB; agents send under 1 KiB."""
 FRAMING_PER_BODY_BYTE = 8
 """What chunks may add: a chunk of one byte takes six. More is an endless extension or trailer, kept in memory."""
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})

@@ -1,1 +1,1 @@
-"""Serving the API: endpoints as data become routes, checks of input, errors in the API's form, and an OpenAPI page."""
+"""Serves the API: declared calls become routes, with checks of input, errors in the API's form, and documentation."""

@@ -30,14 +30,15 @@ from hawker.telemetry import Metrics, get_logger
 REQUEST_ID = "fly-request-id"
 OWNER = "hawker-owner"
 WORKER = "hawker-worker"
-"""The worker that a broker means. Addresses are used again: by another worker of a market that was started anew, or
-after a host has gone."""
+"""The header in which a broker names the worker that it means. Another worker may listen at the same address by now,
+when a market was started anew or a host has gone."""
 OPEN_PATHS = frozenset({"/health", "/openapi.json"})
 SCRAPED = frozenset({"/metrics", "/health/proxy"})
-"""What the token for metrics reads."""
+"""The paths that the token for metrics may read."""
 
 TOKENS_MOST = 16
-"""In one header. Each is hashed before anybody has shown a token, and a header of commas has room for thousands."""
+"""So many tokens may stand in one header. The server hashes each before it knows who asks, and a header of commas has
+room for thousands."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -130,7 +131,7 @@ class Serving:
         return reply(error.body(), error.status)
 
     async def _missing(self, request: Request, there: bool) -> Response:
-        """The answer where no handler is; `there`: with another method there is one."""
+        """Answers a path or method that has no handler. `there` says that another method of this path has one."""
         path = path_of(request)
         try:
             self._tokens.owner(_authorization(request))
@@ -169,7 +170,8 @@ def reply(value: Any, status: int = 200) -> Response:
 
 
 def path_of(request: Request) -> str:
-    """The path asked for. `request.url` is made of the Host header, too, which is whatever its sender likes."""
+    """The path that the request asks for. `request.url` would also depend on the Host header, which the sender
+    chooses."""
     path: str = request.scope["path"]
     return path
 

@@ -13,7 +13,7 @@ from hawker.model.call_bases import NONCE
 
 BODY_BYTES_MAX = 1 << 20
 BATCH_BYTES_MAX = 16 << 20
-"""On agents' own paths, where one request carries what many clients sent."""
+"""The limit for calls between agents, where one request carries what many clients sent."""
 
 
 class TooLarge(TooManyRequests):
@@ -24,7 +24,8 @@ class TooLarge(TooManyRequests):
 
 
 class Call:
-    """A request. `id` is its id (a ULID and a region), `owner` whose token it brought, `trace` its W3C traceparent."""
+    """A request. `id` names it in logs: a ULID and a region. `owner` is the owner of the token that it brought, `agent`
+    says that an agent sent it, `trace` is its W3C traceparent."""
 
     __slots__ = ("agent", "body", "id", "owner", "request", "trace")
 

@@ -44,5 +44,5 @@ def on_each(kind: type[Q], handler: Callable[[Call, list[Q | Invalid]], Awaitabl
 
 
 def unread(kind: type[Declared[Any]], handler: Handler) -> Route:
-    """For who passes the call on as it came."""
+    """A route whose handler reads nothing, because it passes the call on as it came."""
     return Route(kind, handler)

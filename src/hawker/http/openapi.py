@@ -53,7 +53,7 @@ def document() -> dict[str, Any]:
         },
         "security": [{"token": []}],
     }
-    # As whoever reads it decodes it: a tuple that is a default is a list there.
+    # A tuple that is a default becomes the list that readers of the document decode.
     read: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(made))
     return read
 
@@ -108,7 +108,8 @@ def refusals(kind: type[Declared[Any]]) -> list[int]:
 
 
 def parameters(kind: type[Declared[Any]]) -> list[dict[str, Any]]:
-    """Those of the path, the query and the headers, but for mappings, whose names are the caller's."""
+    """The parameters of the path, the query and the headers. A mapping such as `metadata` is left out: its caller
+    chooses the names."""
     found: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         for name in kind.op.in_path

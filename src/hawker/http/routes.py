@@ -1,5 +1,5 @@
-"""Which handler answers a request: paths as a tree of their segments, so that the look takes as long as the path has
-segments, however many paths there are. A name stands before a parameter."""
+"""Finds the handler of a request. Paths are kept as a tree of their segments, so that finding one takes as many steps
+as it has segments, however many paths there are. A segment that is named goes before one that is a parameter."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from starlette.types import Receive, Scope, Send
 
 Serve = Callable[[Request], Awaitable[Response]]
 Missing = Callable[[Request, bool], Awaitable[Response]]
-"""Answers where there is no handler; told whether there is one for another method."""
+"""Answers a request without a handler. It is told whether the path has a handler for another method."""
 
 
 class _Place:
-    """Where a path has come to. `serves` by method, each with the names of the path's parameters."""
+    """A node of the tree. `serves` has the handler for each method, with the names of the path's parameters."""
 
     def __init__(self) -> None:
         self.named: dict[str, _Place] = {}
@@ -31,7 +31,8 @@ class Routes:
         self._root = _Place()
 
     def add(self, method: str, path: str, serve: Serve) -> None:
-        """A segment such as `{name}` is a parameter: any text but none. Whoever serves GET serves HEAD."""
+        """Add a handler. A segment such as `{name}` is a parameter: any text that is not empty. A handler of GET also
+        answers HEAD."""
         place, names = self._root, list[str]()
         for segment in path.split("/"):
             if segment.startswith("{"):

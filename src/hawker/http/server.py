@@ -30,16 +30,18 @@ DRAIN_S = 3.0
 """Requests that still run at shutdown, such as long waits, are cut off after this."""
 KEEP_ALIVE_S = 75
 HEAD_S = 60.0
-"""So long a request's head may be on its way."""
+"""The server closes a connection whose request head takes longer than this."""
 HEAD_BYTES_MAX = 256 << 10
-"""Of a head that has not ended yet: a query of the catalog may be in its path. A whole one counts as what came with it,
-which is less than that."""
+"""A head that has not ended may have so many bytes, since a query of the catalog may stand in its path. A head that
+came whole came within one read, which has fewer."""
 BODY_S = 60.0
 BODY_LEAST = 16 << 10
-"""Bytes that come of a request's body within `BODY_S`, unless it ends before: the rate that the proxy asks for, too."""
+"""So many bytes of a request's body have to come within `BODY_S`, unless it ends before. The proxy asks for the same
+rate."""
 LINGER_S = 2.0
-"""After an answer to a request whose body is still on its way, what comes is dropped for so long, so that the answer
-arrives. Then the connection ends: whoever showed no token could keep it for ever by sending a byte now and then."""
+"""After an answer to a request whose body is still on its way, the server drops for so long what comes, so that the
+answer arrives. Then it ends the connection, which a client without a token could otherwise keep for ever by sending a
+byte now and then."""
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _LOOK_S = 0.02
 _LOOKED_AFTER = (
@@ -48,8 +50,8 @@ _LOOKED_AFTER = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
 )
-"""Who follows the log of a machine that says nothing, and goes without a word, as a laptop does that is closed, is
-noticed after two minutes. The system's own are two hours, and only for those that ask for it."""
+"""A client that follows the log of a quiet machine may vanish without a word, as a laptop does that is closed. The
+server notices that after two minutes; by the system's own settings it would take two hours."""
 
 
 class Server:
@@ -140,7 +142,7 @@ class _State(ServerState):
 
     @default_headers.setter
     def default_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
-        """Its default, an empty list."""
+        """uvicorn sets its default, an empty list, which is not kept."""
 
 
 class _Protocol(HttpToolsProtocol):
@@ -228,7 +230,7 @@ class _Protocol(HttpToolsProtocol):
             self._linger()
 
     def send_400_response(self, msg: str) -> None:
-        """In the API's form of errors."""
+        """Answer a request that does not parse with an error in the API's form."""
         body = b'{"error":"%s","status":"invalid_argument"}' % (self._problem or msg).encode()
         head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
         self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
@@ -302,7 +304,7 @@ class _Ordered(dict[Any, None]):
 
 
 def api_limits() -> ConnectionLimits:
-    """What the descriptors that this process may open leave for its API."""
+    """The connections that the API may have, given how many descriptors this process may open."""
     most, _ = shares(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     return ConnectionLimits(most)
 

@@ -72,7 +72,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
 
 
 RAISED_FLOOR = Change("_floor", "floor", None)
-"""Of no table, and never stored."""
+"""A value that stands for no table, and is never stored."""
 
 
 class Version(msgspec.Struct, frozen=True, array_like=True):

@@ -28,7 +28,7 @@ INTERVAL_S_LEAST, INTERVAL_S_MOST = 0.1, 3600.0
 TIMEOUT_S_LEAST, TIMEOUT_S_MOST = 0.01, 300.0
 GRACE_S_MOST = 3600.0
 CHECKS_MOST = 32
-"""Of one machine: each is a row of the catalog."""
+"""A machine may have so many checks: each is a row of the catalog."""
 NAME_MOST = 200
 PATH_MOST = 2048
 SERVICE_PREFIX = "servicecheck-"

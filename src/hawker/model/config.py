@@ -243,7 +243,7 @@ def _standbys(value: Any, at: str) -> tuple[str, ...]:
 
 
 def accept_config(raw: Any, *, at: str = "config") -> Config:
-    """As `check_config`, for what a client sends: it must not be too large to be kept and passed on either."""
+    """Check what a client sends, as `check_config` does, and that it is not too large to be kept and passed on."""
     config = check_config(raw, at=at)
     check_size(config.raw, at=at)
     return config
@@ -384,6 +384,6 @@ def _stop(raw: Any, at: str) -> Stop:
 
 
 def _stop_json(raw: Any, at: str) -> dict[str, Any]:
-    """As the client wrote it, but durations are always strings on the way out."""
+    """The configuration as the client wrote it, but with durations as strings."""
     stop = _stop(raw, at)
     return {**raw, "timeout": format_duration(stop.timeout_s), "signal": signals.Signals(stop.signal).name}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 IMAGE_TIMEOUT_S = 300.0
-"""So long a machine waits for its image, when nobody says otherwise."""
+"""A machine waits so long for its image, when nobody says otherwise."""
 NOT_IN_TIME = "it was not here within"
 """Begins why an image was given up: only so do clients tell it from one that cannot be had."""
 

@@ -11,8 +11,8 @@ from hawker.errors import Invalid
 T = TypeVar("T")
 
 LEVELS_MAX = 100
-"""So many objects and lists may stand within each other. What nests 1000 deep can be neither read, shown in an error
-nor written."""
+"""So many objects and lists may stand within each other. JSON that nests 1000 deep can be neither read, shown in an
+error nor written."""
 
 
 def check_levels(raw: bytes) -> None:

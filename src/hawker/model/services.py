@@ -318,7 +318,7 @@ def _replay_cache(raw: dict[str, Any], at: str) -> ReplayCache:
 
 
 def _proxy_protocol(value: Any, at: str, handlers: tuple[str, ...]) -> ProxyProtocol:
-    """Of the handler `proxy_proto`; version 1 where the options say nothing."""
+    """The options of the handler `proxy_proto`. Its version is 1 where they say nothing."""
     version: Any = check_object(at, value, '{"version": "v2"}').get("version") or "v1"
     if version not in ("v1", "v2"):
         raise Invalid(f"{at}.version", version, "use v1 or v2")
