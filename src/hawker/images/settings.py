@@ -1,20 +1,4 @@
-"""How a host fetches and keeps images: the part `[images]` of an agent's configuration.
-
-```toml
-[images]
-keep_mib_max = 40960          # above this, unused images go, the longest unused first, down to keep_mib_least
-parallel = 3                  # layers fetched at once from one registry
-
-[images.registries."docker.io"]
-mirrors = ["mirror.example:5000", "cache.example/dockerhub"]     # asked before it, in this order
-
-[images.registries."registry.example:5000"]
-username = "ci"
-password = "..."
-insecure = true               # plain HTTP; loopback needs no leave
-ca = "/etc/hawker/registry-ca.pem"
-```
-"""
+"""How a host fetches and keeps images: the table `[images]` of an agent's configuration (docs/configuration.md)."""
 
 from __future__ import annotations
 

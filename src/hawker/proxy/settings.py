@@ -1,32 +1,4 @@
-"""A proxy's configuration, and what decides how it routes, wakes and stops machines.
-
-```toml
-[proxy]
-listen = { "80" = "0.0.0.0:80", "443" = "0.0.0.0:443" }   # public ports, and where they are served
-backhaul = "0.0.0.0:4290"     # for other proxies; without it this one is nobody's door
-domain = "apps.example"       # apps are <app>.<domain>
-certificates = "/etc/hawker/certificates"   # for TLS: NAME.crt and NAME.key, or as certbot keeps them
-default_certificate = ""      # which of them clients get that ask for a name of none
-tcp = "0.0.0.0"               # where ports that apps have to themselves are opened; without it none are
-trusted = ["10.0.0.0/8"]      # load balancers and CDNs before this one, whose word of who asks is believed
-proxy_protocol = [443]        # public ports where those speak the PROXY protocol, version 1 or 2, always
-
-traces = "http://127.0.0.1:4318/v1/traces"  # a collector of OpenTelemetry gets what requests waited for
-
-engine = "embedded"           # or "haproxy": see hawker.proxy.haproxy.settings
-
-[proxy.acme]                  # certificates from an ACME server such as Let's Encrypt; needs port 80
-directory = "https://acme-v02.api.letsencrypt.org/directory"
-contact = "admin@example"
-agree_terms = true            # see hawker.proxy.acme for the rest
-
-[proxy.routing]
-idle_s = 300.0                # see RouterSettings
-
-[proxy.embedded]
-wait_s = 60.0                 # see hawker.proxy.embedded.settings
-```
-"""
+"""A proxy's part of the configuration (docs/configuration.md), with what decides how it routes, wakes and stops."""
 
 from __future__ import annotations
 
