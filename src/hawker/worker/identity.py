@@ -1,17 +1,17 @@
-"""The row of the worker itself: made at its first start, and changed when its host goes down and comes up again."""
+"""What a worker writes when it starts: its own row, and the times of leases and reservations."""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
 from hawker.core import capacity as ledger_rules
+from hawker.core.deadlines import left_ms
 from hawker.errors import Refused
 from hawker.host import Host
-from hawker.model.rows import WorkerRow
+from hawker.model.rows import LeaseRow, ReservationRow, WorkerRow
 from hawker.store.tx import Tx
 from hawker.telemetry import get_logger
 from hawker.worker import ledger
-from hawker.worker.expiries import shorten
 from hawker.worker.settings import WorkerSettings
 
 
@@ -46,6 +46,25 @@ def mark_stopping(tx: Tx) -> None:
     assert me is not None  # written at the start
     tx.record("worker.stopping", me.name, cause="the host shuts down")
     tx.put(replace(me, stopping_since_ms=tx.now_ms))
+
+
+def shorten(tx: Tx) -> None:
+    """Shorten leases and reservations that a clock which was ahead has made too long. Needs an open record. Asked again
+    it changes nothing.
+
+    They end at a time of a clock that nobody sets while a process lives (`hawker.host.Host.steady_ms`). The next
+    process begins with the wall clock as it is by then, which may have been set back: then none lasts longer than its
+    own length. Backoffs and the delays of runs need no such look: whoever waits for them asks `hawker.core.deadlines`.
+    """
+    now_ms, living = tx.steady_ms, "body ->> '$.expires_at_ms' > ? order by id"
+    for lease in tx.select(LeaseRow, living, (now_ms,)):
+        until_ms = now_ms + left_ms(lease.expires_at_ms, lease.ttl_s * 1000, now_ms)
+        if until_ms < lease.expires_at_ms:
+            tx.put(replace(lease, expires_at_ms=until_ms))
+    for held in tx.select(ReservationRow, living, (now_ms,)):
+        until_ms = now_ms + left_ms(held.expires_at_ms, held.expires_at_ms - held.created_at_ms, now_ms)
+        if until_ms < held.expires_at_ms:
+            tx.put(replace(held, created_at_ms=now_ms, expires_at_ms=until_ms))
 
 
 _logger = get_logger()

@@ -43,7 +43,7 @@ class Launches:
 
     async def wait(self, run: str, runner: Runner, released: Callable[[str], None]) -> RunRow | str:
         """The instance once it runs, or the run once it has ended without one, or had one before this was asked.
-        `released` is told of the instance when it was let go, before that."""
+        `released` is told of the instance when it was released, before that."""
         waiter: asyncio.Future[RunRow | str] = asyncio.get_running_loop().create_future()
         mine = waiter, released
         self._waiting.setdefault(run, []).append(mine)
