@@ -1,11 +1,11 @@
-"""The agent begun anew in its own process: its program is executed once more, with the sockets that it listens on.
+"""Restarts the agent in place: the process executes its program once more, with the sockets that it listens on.
 
-The process keeps its number, its parent and those sockets; all else is as after `kill -9`: threads and memory are gone,
-files and locks are let go. Whoever connects meanwhile waits in the kernel's queue. That is enough for another
-configuration, for another version of Hawker, and for a program that hangs.
+The process keeps its number, its parent and those sockets; everything else is as after `kill -9`: threads and memory
+are gone, files and locks are released. Whoever connects meanwhile waits in the kernel's queue. That is enough for
+another configuration, for another version of Hawker, and for a program that hangs.
 
-A service manager hands sockets over in nearly the same way (systemd's `LISTEN_FDS`, sd_listen_fds(3)), so both are read
-here.
+A service manager hands sockets over in nearly the same way (systemd's `LISTEN_FDS`, sd_listen_fds(3)), so this module
+reads both.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from typing import NoReturn
 import msgspec
 
 VARIABLE = "HAWKER_BEGUN_ANEW"
-"""What a program tells the one after it, in the environment: `Past` in JSON."""
+"""What a program tells the next one, in the environment: `Past` in JSON."""
 HELD = "HAWKER_HELD"
-"""What it tells its `--check`: addresses in JSON."""
+"""What a program tells its `--check`: addresses in JSON."""
 CHECK_S = 60.0
 FIRST_FD = 3
 SIGNALS = frozenset((signal.SIGHUP, signal.SIGTERM, signal.SIGINT))
-"""Those with a meaning. From the old program's end until the new one knows them they are kept back: they would end
-it."""
+"""The signals that have a meaning. They are blocked from the old program's end until the new one handles them: they
+would end it."""
 FORGOTTEN_S = 3600.0
 TIMES_LONGER = 64
 
 
 class Past(msgspec.Struct, frozen=True):
-    """Of the programs that this process ran before. `stalls` are those whose event loop stood still, `stalled_at` when
-    that was lately, `ended_at` when the last one ended: of the monotonic clock, which goes on. 0: there was none."""
+    """The programs that this process ran before. `stalls` counts those whose event loop stood still; `stalled_at` is
+    when that was, if it was lately, and `ended_at` when the last one ended, by the monotonic clock, which goes on. 0:
+    there was none."""
 
     pid: int
     ended_at: float = 0.0
@@ -48,20 +49,20 @@ class Past(msgspec.Struct, frozen=True):
     stalled_at: tuple[float, ...] = ()
 
     def stalled(self, now_s: float) -> Past:
-        """And now once more."""
+        """The past of the next program, when this one's loop stands still now."""
         lately = tuple(at for at in self.stalled_at if now_s - at < FORGOTTEN_S)
         return msgspec.structs.replace(self, stalls=self.stalls + 1, stalled_at=(*lately, now_s))
 
     def longer(self, now_s: float) -> int:
-        """How many times as long as usual a loop that stands still is waited for: a restart that does not help is not
-        made again and again."""
+        """How many times as long as usual the watchdog waits for a loop that stands still: a restart that does not help
+        is not made again and again."""
         lately = sum(now_s - at < FORGOTTEN_S for at in self.stalled_at)
         return int(min(TIMES_LONGER, 1 << min(lately, 30)))
 
 
 def read(environ: MutableMapping[str, str]) -> tuple[Past, list[socket.socket]]:
-    """What the environment says of this process's past, and the listening sockets that come with it. Taken out of the
-    environment: children get neither."""
+    """What the environment says of this process's past, and the listening sockets that come with it. Both are taken out
+    of the environment, so that children get neither."""
     past, numbers = Past(os.getpid()), list[int]()
     with suppress(msgspec.MsgspecError):
         told = msgspec.json.decode(environ.pop(VARIABLE, ""), type=Past)
@@ -76,7 +77,7 @@ def read(environ: MutableMapping[str, str]) -> tuple[Past, list[socket.socket]]:
 
 
 def _listener(number: int) -> socket.socket | None:
-    """The socket with this number, if it is one that listens for TCP; else it is closed."""
+    """The socket with this number, if it listens for TCP; otherwise it is closed."""
     try:
         os.set_inheritable(number, False)
         sock = socket.socket(fileno=number)
@@ -94,34 +95,34 @@ def _listener(number: int) -> socket.socket | None:
 def execute(
     past: Past, sockets: Iterable[int], extra: Mapping[str, str], unheeded: Callable[[], Iterable[int]] = tuple
 ) -> NoReturn:
-    """Begin anew, with these sockets and with `extra` in the environment. For any thread; the others are gone then.
-    `unheeded` gives signals that had no effect on this program: the next one gets them. Raises `OSError` when it cannot
-    be done."""
+    """Execute the program again, with these sockets and with `extra` in the environment. Any thread may call it; the
+    others are gone then. `unheeded` gives signals that had no effect on this program: the next one gets them. Raises
+    `OSError` when it cannot be done."""
     kept = frozenset(sockets)
     past = msgspec.structs.replace(past, pid=os.getpid(), sockets=tuple(kept), ended_at=monotonic())
     told = msgspec.json.encode(past).decode()
     for name in os.listdir("/proc/self/fd"):
         number = int(name)
         if number > 2:
-            with suppress(OSError):  # it was of this very look
+            with suppress(OSError):  # it was the descriptor of this very listing
                 os.set_inheritable(number, number in kept)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         for waiting in unheeded():
-            signal.pthread_kill(threading.get_ident(), waiting)  # by `kill` another thread might get it
+            signal.pthread_kill(threading.get_ident(), waiting)  # `kill` might give it to another thread
         os.execve(sys.executable, command(), {**os.environ, **extra, VARIABLE: told})
-    finally:  # it has failed
+    finally:  # executing has failed
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def command() -> list[str]:
-    """As this program was begun."""
+    """The command line as this program was started."""
     return [sys.executable, *sys.orig_argv[1:]]
 
 
 async def refusal(held: Sequence[tuple[str, int]] = ()) -> str:
-    """What keeps this program from being begun anew, as it is on disk now; "": nothing does. It may listen at the
-    addresses `held`, since it lets them go."""
+    """What keeps this program, as it is on disk now, from being restarted; "" when nothing does. It may listen at the
+    addresses `held`, since this process releases them."""
     try:
         process = await asyncio.create_subprocess_exec(
             *command(),
@@ -146,15 +147,15 @@ async def refusal(held: Sequence[tuple[str, int]] = ()) -> str:
 
 
 def held(environ: Mapping[str, str]) -> list[tuple[str, int]] | None:
-    """Where the program listens that asks for this check; None: nobody does."""
+    """Where the program listens that asks for this check; None when nobody asks."""
     with suppress(msgspec.MsgspecError):
         return msgspec.json.decode(environ.get(HELD, ""), type=list[tuple[str, int]])
     return None
 
 
 def reap_inherited() -> None:
-    """See to the end of children that an earlier program of this process had, such as supervisors: nobody else knows
-    of them, and they would be zombies then. On the running loop, before it has children of its own."""
+    """Reap the children that an earlier program of this process had, such as supervisors: nobody else knows of them,
+    and they would become zombies. Call it on the running loop, before the program has children of its own."""
     loop = asyncio.get_running_loop()
 
     def ended(pid: int, pidfd: int) -> None:

@@ -1,7 +1,7 @@
 """An agent's life as a process: signals, restarts in place, the watchdog, the service manager.
 
-SIGTERM, SIGINT   ends it in order
-SIGHUP            begins it anew in place, in order; in a terminal it is the terminal's end, and so the agent's
+SIGTERM and SIGINT end it in order. SIGHUP restarts it in place, in order; in a terminal SIGHUP is the terminal's end,
+and so the agent's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ from hawker.telemetry import get_logger, set_up_logs
 _T = TypeVar("_T")
 Address = tuple[str, int]
 
-_NO_SUCH = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)  # of one of a name's addresses: it has others
+_NO_SUCH = (
+    errno.EAFNOSUPPORT,
+    errno.EADDRNOTAVAIL,
+)  # one of a name's addresses is none of this host's: the name has others
 
 REPORT = "stalled"
 """A file of the agent's directory: the stacks of a program that ended because its loop stood still."""
@@ -57,7 +60,7 @@ class _Life:
         self._restarting = asyncio.Event()
         self._events: dict[int, asyncio.Event] = {}  # by signal
         self._ear, self._told = socket.socketpair()  # numbers of signals, as soon as they come
-        self._kept: list[int] = []  # sockets' descriptors for the next program, while this one closes its own
+        self._kept: list[int] = []  # sockets for the next program, while this one closes its own
 
     async def run(self) -> None:
         set_up_logs(level=self._settings.log_level)
@@ -75,7 +78,7 @@ class _Life:
         report = Report(self._settings.directory / REPORT)
         self._tell_of_stall(report)
         await self._agent.open()
-        gc.freeze()  # what is there by now stays: looking at it again and again held all requests up for 0.1 s
+        gc.freeze()  # what is there by now stays: looking through it again and again held all requests up for 0.1 s
         watchdog = Watchdog(self._settings.watchdog_s * self._past.longer(time.monotonic()), report, self._stalled)
         self._agent.metrics.loop_lag.set_function(watchdog.lag_s)
         try:
@@ -95,7 +98,8 @@ class _Life:
             raise HawkerError("the database cannot be written", hint="look at the disk, then start the agent again")
 
     def _heed_signals(self) -> None:
-        """Not by `loop.add_signal_handler`: what comes while the loop stands still is to reach the next program."""
+        """Handle signals without `loop.add_signal_handler`: those that come while the loop stands still must reach the
+        next program."""
         self._events = {signal.SIGTERM: self._stopping, signal.SIGINT: self._stopping}
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
             self._events[signal.SIGHUP] = self._stopping if os.isatty(0) else self._restarting
@@ -121,12 +125,12 @@ class _Life:
                     self._events[number].set()
 
     def _unheeded(self) -> set[int]:
-        """Signals that came and have not had their effect. For any thread."""
+        """Signals that came and have had no effect yet. Any thread may call it."""
         self._hear()
         return {number for number, event in self._events.items() if event.is_set()} - {signal.SIGINT}
 
     async def _called(self) -> asyncio.Event:
-        """What is to be done."""
+        """Wait until something is to be done, and return what."""
         loop = asyncio.get_running_loop()
         events = (self._stopping, self._agent.failed, self._restarting)
         waits = [loop.create_task(event.wait()) for event in events]
@@ -138,7 +142,7 @@ class _Life:
         return next(event for event in events if event.is_set())
 
     async def _begin_anew(self, watchdog: Watchdog) -> None:
-        """Returns if that is refused, or the agent was told to end meanwhile."""
+        """Restart. Returns if the restart is refused, or if the agent was told to end meanwhile."""
         self._restarting.clear()
         self._manager.reloading()
         why = await self._unless_stopped(restart.refusal(self._addresses()))
@@ -166,7 +170,7 @@ class _Life:
             raise HawkerError(what, hint="start the agent again") from error
 
     async def _unless_stopped(self, doing: Coroutine[Any, Any, _T]) -> _T | None:
-        """What it gives; None when the agent was told to end before that was done."""
+        """What the work returns; None when the agent was told to end before the work was done."""
         loop = asyncio.get_running_loop()
         task, stopping = loop.create_task(doing), loop.create_task(self._stopping.wait())
         try:
@@ -180,7 +184,7 @@ class _Life:
         return None
 
     def _addresses(self) -> list[Address]:
-        """Where this agent listens, and HAProxy for it: they are free for the next program."""
+        """Where this agent listens, and HAProxy for it: these addresses are free for the next program."""
         socks = (socket.socket(fileno=os.dup(number)) for number in self._listening.numbers())
         found = list[Address]()
         for sock in socks:
@@ -189,16 +193,16 @@ class _Life:
         return found + list(self._settings.addresses().values())
 
     def _execute(self, past: restart.Past) -> NoReturn:
-        """For any thread. Raises `OSError`."""
+        """Any thread may call it. Raises `OSError`."""
         kept = self._kept or self._listening.numbers()
         restart.execute(past, kept, self._manager.environment, self._unheeded)
 
     def _stalled(self) -> NoReturn:
-        """In the watchdog's thread."""
+        """Restart from the watchdog's thread."""
         self._execute(self._past.stalled(time.monotonic()))
 
     def _tell_of_stall(self, report: Report) -> None:
-        """Of the program before this one."""
+        """Log what the program before this one left, if its loop stood still."""
         stacks = report.take()
         self._agent.metrics.loop_stalls.inc(self._past.stalls)
         if stacks:
@@ -217,8 +221,8 @@ ROLES = {
     "broker": ("hawker.broker.api", "hawker.broker.directory"),
     "proxy": ("hawker.proxy.service",),
 }
-"""What an agent imports for each role when it starts, beside what those modules import themselves; what seals its
-messages, once it has a neighbour."""
+"""What an agent imports for each role when it starts, beside what those modules import themselves, and what seals its
+messages once it has a neighbour."""
 
 
 def load(settings: AgentSettings) -> None:
@@ -235,8 +239,9 @@ def load(settings: AgentSettings) -> None:
 
 
 def check(settings: AgentSettings, held: Collection[Address] | None = None) -> None:
-    """Import what an agent with this configuration needs. With `held`, look whether it could listen, too: what listens
-    there ends before it does. Raises what keeps it from starting, as far as that is to be known without starting it."""
+    """Import what an agent with this configuration needs. With `held`, also look whether it could listen: whoever
+    listens at those addresses ends before it starts. Raises what keeps it from starting, as far as that can be known
+    without starting it."""
     load(settings)
     if settings.proxy:
         from hawker.proxy import service
@@ -251,7 +256,7 @@ def check(settings: AgentSettings, held: Collection[Address] | None = None) -> N
 
 
 def _try_to_listen(field: str, host: str, port: int, held: Collection[str]) -> None:
-    """`held`: there somebody listens who will not. Raises `Invalid`."""
+    """Raises `Invalid`. Somebody listens at the addresses `held` who will not listen there then."""
     found = []
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -1,7 +1,8 @@
-"""What a service manager is told, in the way of systemd: sd_notify(3). Without one, nothing is said.
+"""Tells a service manager how the agent does, in the way of systemd: sd_notify(3). Without a service manager it says
+nothing.
 
-With its *file descriptor store* (systemd.service(5), FileDescriptorStoreMax=) it keeps the listening sockets, too, so
-that not even `kill -9` refuses a connection: the next process gets them back (`LISTEN_FDS`).
+With its *file descriptor store* (systemd.service(5), FileDescriptorStoreMax=) a service manager keeps the listening
+sockets, too, so that not even `kill -9` refuses a connection: the next process gets them back (`LISTEN_FDS`).
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from hawker.listening import Listening
 LOOK_S = 1.0
 BARRIER_S = 5.0
 NAME = "hawker-"
-"""Of a socket in the store, before its inode."""
+"""A stored socket's name begins with this, and ends with its inode."""
 _OURS = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "FDSTORE")
 
 
 class ServiceManager:
-    """`environment` is what it had put into this process's, and belongs into that of its next program, but into no
-    child's."""
+    """`environment` is what the service manager put into this process's environment. It belongs into that of the next
+    program, but into no child's."""
 
     def __init__(self, environ: MutableMapping[str, str]) -> None:
         self.environment = {name: environ.pop(name) for name in _OURS if name in environ}
@@ -58,12 +59,12 @@ class ServiceManager:
         self._tell("STOPPING=1")
 
     def refused(self, why: str) -> None:
-        """A restart that was asked for is none: the agent goes on."""
+        """A restart was asked for and is refused: the agent goes on."""
         self._tell(f"READY=1\nSTATUS=not begun anew: {' '.join(why.split())[:200]}")
 
     def forget(self, inode: int) -> None:
-        """This socket is in the way of a new one. Returns once the service manager has let it go, too: it would hand it
-        to every agent that it starts, and none of them could start."""
+        """This socket is in the way of a new one. Returns once the service manager has released it, too: otherwise it
+        would hand the socket to every agent that it starts, and none of them could start."""
         if not self._stores:
             return
         self._tell(f"FDSTOREREMOVE=1\nFDNAME={NAME}{inode}")
@@ -78,11 +79,11 @@ class ServiceManager:
         os.close(ours)
 
     def hold(self) -> None:
-        """What is stored stays stored: sockets that are closed now are closed because the next program has them."""
+        """Keep what is stored: sockets that are closed now are closed because the next program has them."""
         self._stores = False
 
     def leave_off(self) -> None:
-        """Nothing more is said of the loop, nor of sockets that are closed now because the agent ends."""
+        """Say nothing more of the loop, nor of sockets that are closed now because the agent ends."""
         if self._task is not None:
             self._task.cancel()
 
@@ -94,8 +95,7 @@ class ServiceManager:
             self._store(listening)
 
     def _store(self, listening: Listening) -> None:
-        """One that was closed while the agent runs must not stay open with the service manager: connections would wait
-        in it for ever."""
+        """Release a socket that was closed while the agent runs. Otherwise connections would wait in it for ever."""
         if not self._stores:
             return
         open_now = {f"{NAME}{os.fstat(number).st_ino}": number for number in listening.numbers()}

@@ -1,12 +1,13 @@
 """Sees whether the event loop turns, from a thread of its own.
 
-While the loop stands still, this process takes connections and answers nothing: it looks healthy to the kernel, and is
-worse than none. After `limit_s` the stacks of all threads are noted and somebody is called who begins anew. Where not
-even this thread gets on, because C code keeps the interpreter's lock, a timer of faulthandler's, which needs none, ends
-the process after three times as long, for whoever watches over it to start it again.
+While the loop stands still, this process takes connections and answers nothing: to the kernel it looks healthy, which
+is worse than no process at all. After `limit_s` the watchdog writes down the stacks of all threads and calls whoever
+restarts the agent. Where not even its thread gets on, because C code keeps the interpreter's lock, a timer of
+faulthandler's, which needs no lock, ends the process after three times as long, and the service manager starts it
+again.
 
-What is counted are looks, not time: to a process that was stopped, or a host that was asleep or has too much to do,
-those of this thread come late, too, and that is no stall. The timer counts time: a process that was stopped for as
+The watchdog counts looks, not time: in a process that was stopped, or on a host that was asleep or has too much to do,
+the looks of its thread come late, too, and that is no stall. The timer counts time: a process that was stopped for as
 long as that ends.
 """
 
@@ -28,7 +29,7 @@ LOOKS = 5
 HARD = 3
 LAG_S = 60.0
 STATUS = 70
-"""Of the process's end, EX_SOFTWARE: where it can not begin anew. The timer of faulthandler ends with 1."""
+"""The process's exit status where it cannot restart: EX_SOFTWARE. The timer of faulthandler ends it with 1."""
 
 
 class Report:
@@ -41,7 +42,7 @@ class Report:
         self.file = path.open("ab", buffering=0)
 
     def take(self) -> str:
-        """What the one before has left, "" for nothing; it is empty then."""
+        """What the agent before this one has left, "" for nothing. The file is empty then."""
         text = self._path.read_text(errors="replace")
         os.truncate(self._path, 0)
         return text
@@ -51,17 +52,18 @@ class Report:
 
 
 class Watchdog:
-    """Made on the running loop; `start`, then `stop`. `stalled` is called in the watchdog's thread and does not
+    """Make it on the running loop; `start` it, then `stop` it. It calls `stalled` in its own thread, which does not
     return."""
 
     def __init__(self, limit_s: float, report: Report, stalled: Callable[[], NoReturn]) -> None:
-        """`limit_s` 0: it only measures lags."""
+        """With `limit_s` 0 it only measures lags."""
         self._limit_s = limit_s
         self._report = report
         self._stalled = stalled
         self._loop = asyncio.get_running_loop()
         self._beat_s = limit_s / LOOKS / 2 if limit_s else BEAT_S
-        """At most, or an agent's loop that turns for nothing else would seem to stand still."""
+        """The loop turns at least this often, since an agent's loop that turns for nothing else would seem to stand
+        still."""
         self._turns = 0
         self._lags = [0.0, 0.0]
         self._lags_at = 0.0
@@ -129,7 +131,7 @@ class Watchdog:
 
 
 def _debugged() -> bool:
-    """Whether somebody steps through the main thread."""
+    """Whether a debugger steps through the main thread."""
     ident = threading.main_thread().ident
     frame = sys._current_frames().get(ident) if ident is not None else None
     return frame is not None and frame.f_trace is not None

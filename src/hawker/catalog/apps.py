@@ -8,9 +8,9 @@ from hawker.model.catalog import Values
 from hawker.model.rows import AppRow
 
 COLUMNS = "id, app_id, org, network, number, created_at_ms, stamp, deleted, deployed, role"
-"""What `read` wants of the view `apps_rows`, in this order."""
+"""The columns of the view `apps_rows` that `read` takes, in this order."""
 _STAMP_BITS = 16
-"""An app's stamp is in ms; the catalog's stamps have a counter below that (`core.hlc`)."""
+"""An app's stamp is in ms; the catalog's stamps have a counter below the ms (`core.hlc`)."""
 
 
 def values(row: AppRow) -> Values:

@@ -1,4 +1,4 @@
-"""What those who only read want of a replica."""
+"""What readers of the catalog see of an engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 
 class View(Protocol):
-    """A replica of the catalog to be read. `on_applied` are told the tables that may have changed, after a commit."""
+    """The catalog's tables, to be read. Each of `on_applied` is called after a commit with the tables that may have
+    changed."""
 
     on_applied: list[Callable[[tuple[str, ...]], None]]
 
@@ -20,6 +21,6 @@ Changed = Mapping[str, AbstractSet[str] | None]
 
 
 class RowView(View, Protocol):
-    """The same for readers that keep what they have read: `on_rows` are told which rows to read again."""
+    """The same for readers that keep what they have read: each of `on_rows` is called with the rows to read again."""
 
     on_rows: list[Callable[[Changed], None]]

@@ -1,8 +1,9 @@
 """How fresh a node's view is: when each owner's log was last confirmed, and when the node should get no traffic.
 
-A replica cannot know what it was not told. What it can say is until when it knows that it lacked nothing: an owner says
-with its packets of membership how far its logs go, and of another region's owners whoever is asked there says so. From
-being told less than is there nobody is ever seen behind; from being told more, one is until it has caught up.
+A replica cannot know what it was not told. It can say until when it lacked nothing: an owner says with its packets of
+membership how far its logs go, and whoever is asked in another region says so for that region's owners. A peer that
+reports too little never makes a replica look as if it were behind; one that reports more does, until the replica has
+caught up.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import msgspec
 from hawker.model.catalog import LogId, Position
 
 BEHIND_S = 30.0
-"""A hole is repaired in a second, a lost neighbour's versions within a round of push-pull: who lacks something for
-longer cannot get it."""
+"""A hole is repaired in a second, and a lost neighbour's versions come within a round of push-pull: a node that lacks
+something for longer cannot get it."""
 ISOLATED_S = 60.0
-"""Sixty probes in vain. Shorter silences are those that suspicion is there to bridge."""
+"""Sixty probes in vain. Suspicion is there to bridge shorter silences."""
 
 
 def unfit(*, behind_s: float, others: int, silent_s: float, caught_up: bool = True) -> str:
@@ -50,7 +51,7 @@ class _Heard(msgspec.Struct):
 
 
 class Freshness:
-    """What one node was told of others' logs, and when. Times are the shell's, in seconds."""
+    """What one node was told of others' logs, and when. The caller gives the time, in seconds."""
 
     def __init__(self) -> None:
         self._reached_at: float | None = None
@@ -61,13 +62,13 @@ class Freshness:
         self._reached_at = now
 
     def silent_s(self, now: float) -> float:
-        """Since the last word of anybody; at first since this was asked for."""
+        """For how long nobody was heard from; before the first word, since this was asked for the first time."""
         if self._reached_at is None:
             self._reached_at = now
         return now - self._reached_at
 
     def told(self, log: LogId, at: Position, mine: Position, now: float) -> None:
-        """Who must know says that the log goes to `at`; the replica stands at `mine`."""
+        """An owner, or a node of its region, says that the log goes to `at`; the replica stands at `mine`."""
         heard = self._logs.get(log)
         if heard is None:
             heard = self._logs[log] = _Heard()
@@ -80,7 +81,7 @@ class Freshness:
             heard.told, heard.told_at = at, now
 
     def standing(self, log: LogId, mine: Position, now: float) -> Standing:
-        """Of a replica that stands at `mine`."""
+        """The standing of a replica that stands at `mine`."""
         heard = self._logs.get(log)
         if heard is None:
             return Standing()
@@ -93,6 +94,6 @@ class Freshness:
             del self._logs[log]
 
     def _catch_up(self, heard: _Heard, mine: Position) -> None:
-        """What was told once is there now: nothing was lacking when it was told."""
+        """If the replica has what it was told of: nothing was lacking when it was told."""
         if heard.told is not None and mine >= heard.told:
             heard.confirmed_at, heard.told = heard.told_at, None

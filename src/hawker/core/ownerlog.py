@@ -2,7 +2,7 @@
 
 One owner's versions are applied strictly in order, so a replica always shows exactly what that owner had committed at
 some number. What comes too early waits in a small buffer while the hole before it is asked for; what comes twice is
-dropped. `catalog.gossip.replica` and `catalog.publish.outbox` do what is decided here.
+dropped. `catalog.gossip.replica`, `catalog.publish.outbox` and `catalog.publish.owner_log` do what is decided here.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ Verdict = Literal["next", "old", "hole", "other_epoch"]
 Fit = Literal["current", "range", "snapshot", "ahead"]
 
 REORDER_MOST = 64
-"""Versions of one log that wait for a hole to be filled: beyond that a range is cheaper than many versions."""
+"""So many versions of one log wait for a hole to be filled: beyond that a range is cheaper than the versions."""
 HELD_MS = 30_000
-"""How long they wait at most. Nobody may have what they wait for: their owner came back from a time before them."""
+"""How long versions wait at most. Perhaps nobody has what they wait for: their owner came back from a time before
+them."""
 LINEAGE_MOST = 16
 """Epochs that a log remembers. Who was away for more restarts of its owner takes a snapshot."""
 COALESCE_MS = 150
@@ -32,7 +33,7 @@ _HASH_BYTES = 8
 
 
 def judge(at: Position, version: Version) -> Verdict:
-    """What a version is to a replica that stands at `at`."""
+    """What a replica that stands at `at` does with a version."""
     if version.epoch != at.epoch:
         return "other_epoch"
     if version.number == at.head + 1:
@@ -41,10 +42,10 @@ def judge(at: Position, version: Version) -> Verdict:
 
 
 def fits(at: Position, origin: Origin) -> Fit:
-    """What brings a replica that stands at `at` to where `origin` is; "ahead" when it holds more than that.
+    """What brings a replica that stands at `at` to where `origin` is; "ahead" when the replica holds more than that.
 
-    An owner that is told of somebody ahead of it has come back from the past: its disk or a backup of it is older than
-    what it once published. It must raise its epoch above `at.epoch`.
+    An owner that hears of a replica ahead of it has come back from the past: its disk, or a backup of it, is older than
+    what the owner once published. It must raise its epoch above `at.epoch`.
     """
     if at.epoch == origin.epoch:
         if at.head == origin.head:
@@ -73,7 +74,8 @@ def lineage_after(lineage: tuple[Position, ...], ended: Position) -> tuple[Posit
 
 
 class Reorder:
-    """Versions of one log that came before the one they follow. Holds the newest epoch only, its lowest numbers."""
+    """Versions of one log that came before the one that they follow. It holds the newest epoch only, and its lowest
+    numbers."""
 
     def __init__(self, now_ms: int = 0) -> None:
         self._held: dict[int, Version] = {}
@@ -124,8 +126,8 @@ class Budget(msgspec.Struct, frozen=True):
 
 
 class Bucket(msgspec.Struct, frozen=True):
-    """What is left of a budget at `at_ms`. Bytes may be owed: a version larger than all that is left goes out, and the
-    next one waits."""
+    """What is left of a budget at `at_ms`. Bytes may be owed: a version that is larger than what is left goes out, and
+    the next one waits."""
 
     versions: float
     bytes: float
@@ -137,7 +139,7 @@ def full(budget: Budget, now_ms: int) -> Bucket:
 
 
 def refilled(budget: Budget, bucket: Bucket, now_ms: int) -> Bucket:
-    """A clock that goes back gives nothing and takes nothing."""
+    """The bucket at `now_ms`. A clock that goes back gives nothing and takes nothing."""
     passed_s = max(0, now_ms - bucket.at_ms) / 1000
     return Bucket(
         min(budget.versions_at_once, bucket.versions + passed_s * budget.versions_per_s),
@@ -162,7 +164,7 @@ def wait_ms(budget: Budget, bucket: Bucket) -> int:
 
 
 def due_at_once(now_ms: int) -> int:
-    """Since when a change counts as waiting that readers wait for: it waits for budget alone."""
+    """Since when an urgent change counts as waiting: it waits for budget alone, not for other changes of its row."""
     return now_ms - COALESCE_MS
 
 

@@ -1,9 +1,9 @@
-"""Compares the global tier with other regions: every node in its turn, so that a region does it a few times a second
+"""Compares the global tier with other regions. Every node takes its turn, so a region compares a few times a second,
 whatever its size.
 
-Between regions that have nothing to tell each other the turns come ever less often, down to a fifth. Whoever hears of
-something new goes on at the usual pace at once, and so does each region that it comes to: news crosses no later for it.
-What was lost without anybody noticing is found with the next turn, and one that fails keeps the pace up.
+Between regions that have nothing new for each other the turns become rarer, down to a fifth. A node that hears of
+something new returns to the usual pace at once, and so does each region that the news reaches: news crosses no later
+for the rest. The next turn finds what was lost without anybody noticing, and a turn that fails keeps the pace up.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ PER_S = 3.0
 """Comparisons with other regions that a region makes in a second, whatever its size."""
 TURN_S = 1.0
 SLOWER = 0.25
-"""By so much of a turn the next one is later for each that brought nothing: a little, while news may still go round."""
+"""Each turn that brought nothing delays the next one by this part of a turn: a little, while news may still go
+round."""
 SLOWEST = 5.0
-"""Turns."""
+"""A turn comes at most this many turns late."""
 AT_ONCE = 3
-"""Regions that are compared with in the first turn after a rest: who had none does not know what they lack."""
+"""In the first turn after a rest a node compares with this many regions: it does not know what those lack that had no
+turn."""
 _GLOBAL = frozenset(table.name for table in TABLES if table.tier == "global")
 
 
 class Bridging:
-    """The part of one node of `region`. `members` tells how many share the work."""
+    """One node's part, in `region`. `members` tells how many nodes share the work."""
 
     def __init__(
         self,
@@ -56,7 +58,7 @@ class Bridging:
         replica.on_applied.append(self._applied)
 
     async def run(self) -> None:
-        """For ever."""
+        """Take turns, and never return."""
         quiet = 0
         while True:
             regions = AT_ONCE if await self._news_after_rest(quiet) else 1
@@ -67,7 +69,8 @@ class Bridging:
             quiet = quiet + 1 if well and not self._news.is_set() else 0
 
     async def _news_after_rest(self, quiet: int) -> bool:
-        """Wait for the next turn; `quiet`: so many in a row brought nothing. Whether news has brought it about."""
+        """Wait for the next turn. `quiet` turns in a row brought nothing. Returns whether news has brought the turn
+        about."""
         turn_s = max(TURN_S, (self._members() + 1) / PER_S)
         later_s = turn_s * min(SLOWEST - 1, quiet * SLOWER)
         if later_s and not self._news.is_set():
@@ -83,12 +86,12 @@ class Bridging:
         return False
 
     def _some(self, regions: int) -> list[tuple[str, Address]]:
-        """A worker each of so many other regions; with one, of all their workers any."""
+        """One worker of each of so many other regions; with one region to choose, any worker of all of them."""
         try:
             sql = "select region, name, host, port from workers where region <> ? order by name"
             others = self._replica.rows(sql, (self._region,))
         except StoreError:
-            return []  # our own disk; it is read again with the next turn
+            return []  # our own disk failed; it is read again with the next turn
         self._rng.shuffle(others)
         chosen: dict[str, tuple[str, Address]] = {}
         for region, name, host, port in others:
@@ -97,7 +100,7 @@ class Bridging:
         return list(chosen.values())
 
     async def _compare(self, name: str, address: Address) -> bool:
-        """Whether it could be."""
+        """Compare with a worker. Returns whether that was possible."""
         try:
             await self._replication.catch_up(address, "global")
             self._confirm_neighbours_of(name)
@@ -111,7 +114,7 @@ class Bridging:
             self._news.set()
 
     def _confirm_neighbours_of(self, name: str) -> None:
-        """Who was compared with knows how far the logs of its region's workers go."""
+        """Whoever was compared with knows how far the logs of its region's workers go: confirm them."""
         now = asyncio.get_running_loop().time()
         self._freshness.reached(now)
         sql = "select name from workers where region = (select region from workers where name = ?) order by name"

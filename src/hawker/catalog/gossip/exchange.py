@@ -1,7 +1,7 @@
-"""Calls between members over HTTP: digests, ranges, membership tables, probes. Bodies are sealed as packets are.
+"""Calls between members over HTTP: digests, ranges, tables of members, probes. Their bodies are sealed as packets are.
 
-What fits into a datagram travels in one; all that is larger, or must not be lost, is asked for here. Every call is a
-question that may be repeated.
+A message that fits into a datagram travels in one. A member asks by HTTP for whatever is larger or must not be lost.
+Every call may be repeated.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class NotAMember(Refused):
 
 
 class Refuses(PeerUnreachable):
-    """A member that refuses all that we ask."""
+    """A member that refuses whatever this node asks."""
 
     def __init__(self, peer: str, why: str) -> None:
         super().__init__(peer, why, sent=True)
-        self.message = f"{peer} {why}"  # it has not acted
+        self.message = f"{peer} {why}"  # the member has not acted
 
 
 REFUSED = {
@@ -76,7 +76,7 @@ REFUSED = {
 
 
 class Exchange:
-    """Asks other members, over connections that are kept for the ones asked last."""
+    """Asks other members, over connections that it keeps for those that it asked last."""
 
     def __init__(self, sealer: Sealer, token: str) -> None:
         self._sealer = sealer
@@ -86,7 +86,7 @@ class Exchange:
         self.bytes_received = 0
 
     async def ask(self, to: Address, call: type[Sealed[R]], question: Any, timeout_s: float | None = None) -> R:
-        """Raises `PeerUnreachable`, also for an answer that does not open or read."""
+        """Ask, and read the answer. Raises `PeerUnreachable`, also for an answer that does not open or read."""
         answer = await self.ask_bytes(to, call, _encode(question), timeout_s)
         try:
             found: R = msgspec.msgpack.decode(answer, type=reply_of(call))
@@ -138,8 +138,8 @@ class Exchange:
 
 
 class Answering:
-    """Opens what comes in and seals what goes out, around handlers of plain bytes. Once `closed`, nothing is answered
-    any more: the server outlives the member by a moment."""
+    """Opens questions and seals answers, around handlers of plain bytes. Once `closed`, it answers nothing any more:
+    the server outlives the member by a moment."""
 
     def __init__(
         self, sealer: Sealer, strangers: Callable[[str], None], closed: Callable[[], bool] = lambda: False

@@ -31,11 +31,11 @@ CONTACTS_MOST = 5
 SEEDS_MOST = 8
 HINTS_MOST = 16
 HINT_S = 5.0
-"""How often one address is followed up. A host that sends from another address than it announces never gets known by
-the one that packets come from."""
+"""How often one address is followed up. A host that sends from another address than it announces never becomes known by
+the address that its packets come from."""
 TRIED_AT_ONCE = 3
 HOLDER_S = 1.0
-"""How long a node has to answer that was last known by the name of one that joins from elsewhere."""
+"""How long another node that was last known by the joining node's name has to answer."""
 SETTLE_S = 0.4  # several workers often come at once, and one of them introduces the others
 
 
@@ -46,8 +46,8 @@ class JoinAsk(msgspec.Struct, frozen=True, array_like=True):
 
 
 class JoinAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """`members`: the answering node and neighbours of it; of use to a node of the same region. `holder`: where another
-    node answers to the name of the one that asks, "" where none does; it is no member then."""
+    """`members` are the answering node and its neighbours, of use to a node of the same region. `holder` is where
+    another node answers to the asker's name, "" where none does; then the asker does not become a member."""
 
     region: str
     members: tuple[View, ...]
@@ -61,9 +61,8 @@ class Join(Sealed[JoinAnswer]):
 
 
 class Joining:
-    """The efforts of one node, `me`, with the members `seeds` to begin with. `joined` is set once a member of any
-    region has answered and its logs were read; with nobody to ask it stays unset, and nothing waits for it longer than
-    it wants to."""
+    """What one node, `me`, does to find the others, beginning with the members `seeds`. `joined` is set once a member
+    of any region has answered and its logs were read; with nobody to ask it stays unset."""
 
     def __init__(
         self,
@@ -84,18 +83,18 @@ class Joining:
         self._rng = rng
         self.joined = asyncio.Event()
         self.holder = ""
-        """Where another node answers to our name, as a member says that we asked."""
+        """Where another node answers to our name, as a member told us when we asked."""
         self._hinted: dict[Address, None] = {}
         self._followed: dict[Address, float] = {}  # hints, and when they were followed up last
         self._directory_changed = asyncio.Event()
         replica.on_applied.append(self._hint)
 
     async def run(self) -> None:
-        """For ever: join, then see that nobody is missing."""
+        """Join, then look for members that are missing, and never return."""
         delay_s = FIRST_S
         while True:
             if self._needed():
-                with suppress(StoreError):  # our own disk; it is read again in a while
+                with suppress(StoreError):  # our own disk failed; it is read again in a while
                     if await self._join_anyone():
                         delay_s = FIRST_S
                     else:
@@ -111,7 +110,7 @@ class Joining:
                 await self._find_missing()
 
     def hint(self, address: Address) -> None:
-        """A member that we do not know is there."""
+        """Follow up an address from which an unknown member sent a packet."""
         now = asyncio.get_running_loop().time()
         if len(self._hinted) < HINTS_MOST and now >= self._followed.get(address, -HINT_S) + HINT_S:
             self._hinted[address] = None
@@ -122,15 +121,15 @@ class Joining:
         return bool(self._seeds())
 
     def expected(self) -> bool:
-        """Whether anybody should be there: one of those to join, or one that did not leave."""
+        """Whether anybody should be there: a configured seed, or a member that did not leave."""
         if any(address != self._me.address for address in self._configured):
             return True
         found = "select count(*) from members where name <> ? and status <> 'left'"
         return bool(self._replica.rows(found, (self._me.name,))[0][0])
 
     async def answer(self, question: bytes) -> bytes:
-        """Somebody wants to join. It becomes a neighbour if it is of our region, and if nobody else has its name: two
-        nodes of one name would each undo what the other publishes."""
+        """Answer a node that wants to join. It becomes a neighbour if it is of our region and nobody else has its name:
+        two nodes of one name would each undo what the other publishes."""
         ask = _decode_ask(question)
         if holder := await self._holder(ask.member):
             _logger.error("catalog.name_taken", member=ask.member.name, holder=holder, asks=ask.member.host)
@@ -172,7 +171,7 @@ class Joining:
         return not self.joined.is_set() or not self._membership.live()
 
     async def _join_anyone(self) -> bool:
-        """Whether anybody answered, or there is nobody to ask."""
+        """Join by anyone. Returns whether somebody answered, or there is nobody to ask."""
         seeds = self._seeds()
         answered = await self._join_some(seeds)
         if answered and not self._membership.live():
@@ -182,8 +181,8 @@ class Joining:
         return answered or not seeds
 
     async def _join_some(self, addresses: Sequence[Address]) -> bool:
-        """Ask a few at once, until we have a neighbour. One alone might be a node that has just started, as we have,
-        and knows nobody to introduce us to. Whether anybody answered."""
+        """Ask a few at once, until we have a neighbour, and return whether anybody answered. One alone might be a node
+        that has just started, as we have, and knows nobody to introduce us to."""
         answered = False
         for start in range(0, len(addresses), TRIED_AT_ONCE):
             some = addresses[start : start + TRIED_AT_ONCE]
@@ -193,7 +192,7 @@ class Joining:
         return answered
 
     def _seeds(self) -> list[Address]:
-        """The configured ones, then members of the last time, in random order."""
+        """The configured addresses, then the members of the last time, in random order."""
         remembered = self._replica.rows(
             "select host, port from members where name <> ? order by name", (self._me.name,)
         )
@@ -203,7 +202,7 @@ class Joining:
         return seeds[: max(SEEDS_MOST, len(self._configured))]
 
     def _contacts(self) -> list[tuple[str, Address]]:
-        """Workers of our region that are no live members, in random order."""
+        """The workers of our region that are no live members, in random order."""
         live = {member.name for member in self._membership.live()} | {self._me.name}
         found = self._replica.rows(
             "select name, host, port from workers where region = ? order by name", (self._me.region,)

@@ -1,6 +1,8 @@
-"""Membership with its I/O: drives the core (`core.swim`), carries out what it asks for, and keeps the table of members.
+"""Membership with its I/O: drives the core (`core.swim`), carries out what the core asks for, and keeps the table of
+members.
 
-The core decides everything; here are its clock, its packets, its stream probes and its exchanges of whole tables.
+The core decides everything. This module has its clock, its packets, its stream probes and its exchanges of whole
+tables.
 """
 
 from __future__ import annotations
@@ -51,11 +53,12 @@ class Surroundings(Protocol):
         """Somebody answered."""
 
     async def exchange_logs(self, member: Member) -> None:
-        """After the tables of members, with the same neighbour. Raises `PeerUnreachable`, `StoreError`."""
+        """Exchange logs with the neighbour whose table of members was just exchanged. Raises `PeerUnreachable`,
+        `StoreError`."""
 
 
 class Membership:
-    """One node's. `hint` is told the address of a member that is not known here."""
+    """One node's membership. It tells `hint` the address of a member that is not known here."""
 
     def __init__(
         self,
@@ -91,21 +94,21 @@ class Membership:
             self._ticking.cancel()
 
     def live(self) -> list[Member]:
-        """The neighbours taken for living, by name."""
+        """The neighbours that are believed to live, by name."""
         found = self.swim.members
         return [found[name].member for name in sorted(found) if found[name].status.live and name != self._name]
 
     def introduce(self, views: list[View] | tuple[View, ...]) -> None:
-        """Neighbours that a third party told of."""
+        """Take up neighbours that a third party told of."""
         entries = [(view.member, view.incarnation, view.status) for view in views]
         self.swim.join(asyncio.get_running_loop().time(), entries)
         self.act()
 
     def received(self, source: Address, payload: bytes) -> None:
-        """A packet of membership, opened. Raises `StoreError`."""
+        """Take an opened packet of membership. Raises `StoreError`."""
         self.swim.on_packet(asyncio.get_running_loop().time(), source, payload)
         self.act()
-        if source not in self._addresses:  # it knows us: it may be of a part of the region that we lost
+        if source not in self._addresses:  # the sender knows us: it may be of a part of the region that we lost
             self._hint(source)
 
     async def answer_members(self, question: bytes) -> bytes:
@@ -117,8 +120,8 @@ class Membership:
         return b""
 
     def act(self) -> None:
-        """Do what the core asks for, and set its clock. Raises `StoreError` when the table cannot be written; all else
-        is done then."""
+        """Do what the core asks for, and set its clock. Raises `StoreError` when the table of members cannot be
+        written; everything else is done by then."""
         loop = asyncio.get_running_loop()
         failed: StoreError | None = None
         for action in self.swim.take():
@@ -165,7 +168,7 @@ class Membership:
             self._keep(name)
 
     def _keep(self, name: str) -> None:
-        """The table of members in the replica, for SQL and for the next start."""
+        """Write the member into the table of members, which SQL reads and the next start begins with."""
         view = self.swim.members.get(name)
         if view is None:
             self._replica.drop_member(name)
@@ -195,7 +198,7 @@ class Membership:
         self.act()
 
     async def _push_pull(self, member: Member) -> None:
-        """Exchange tables of members, then what the logs lack, with the same neighbour."""
+        """Exchange tables of members with a neighbour, then what the logs of either lack."""
         loop = asyncio.get_running_loop()
         try:
             ask: bytes | None = self.swim.push_pull_ask(loop.time())

@@ -1,8 +1,8 @@
-"""What rides on the packets of membership: how far a member's own logs go, and a hash of all that it has.
+"""What packets of membership carry besides: how far the sender's own logs go, and a hash of all that the sender has.
 
-Who has missed an owner's last version finds out with the owner's next packet. Who lacks anything at all finds out with
-the next packet of anybody, and compares digests with that member: so a replica is about a second behind at most,
-whatever was lost, and a region that changes all the time costs each member one comparison a second.
+A node that has missed an owner's last version finds out with the owner's next packet. A node that lacks anything at all
+finds out with the next packet of anybody, and compares digests with the sender. So a replica is about a second behind
+at most, whatever was lost, and a region that changes all the time costs each member one comparison a second.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from hawker.model.catalog import TIERS, LogId, Position
 
 HASH_BYTES = 4
 REFRESH_S = 0.1
-"""How old our own hash may be: it takes a fifth of a millisecond with 200 logs."""
+"""How old our own hash may be. Computing it takes a fifth of a millisecond with 200 logs."""
 COMPARE_S = 1.0
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True):
-    """At most 40 bytes. `region` and `everywhere`: where the sender's own logs of the two tiers stand."""
+    """At most 40 bytes. `region` and `everywhere` are the ends of the sender's own logs of the two tiers."""
 
     region: Position
     everywhere: Position
@@ -33,8 +33,8 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Notes:
-    """One node's notes. `send` takes each new one; `heard` is called with what a member says of its own logs, `differs`
-    with the name of one that has not what we have."""
+    """One node's notes. `send` takes each new note. `heard` is called with what a member says of its own logs,
+    `differs` with the name of a member that does not have what we have."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Notes:
             self._timer.cancel()
 
     def write(self) -> None:
-        """Our note as of now."""
+        """Write our note as of now."""
         if self._timer:
             self._timer.cancel()
             self._timer = None
@@ -72,11 +72,11 @@ class Notes:
         self._send(_encode(Note(region, everywhere, self._all)))
 
     def read(self, name: str, note: bytes) -> None:
-        """A live member's note."""
+        """Read a live member's note."""
         try:
             read = _decode(note)
         except UNREADABLE:
-            return  # of a later version of ours, or none
+            return  # it is of a later version of Hawker, or no note at all
         self._heard(name, LogId(name, "region"), read.region)
         self._heard(name, LogId(name, "global"), read.everywhere)
         now = asyncio.get_running_loop().time()

@@ -1,12 +1,12 @@
-"""Whether a replica knows all that its region knows, so that what it does not show is not there.
+"""Whether a replica knows all that its region knows, so that what it does not show does not exist.
 
-Its file is written without waiting for the disk: a host that lost power comes back with an old one, perhaps an empty
-one, and damage is answered by beginning anew. Until it has caught up, that a row is missing means nothing.
+A replica's file is written without waiting for the disk: after a power cut a host comes back with an old file, perhaps
+with an empty one, and a damaged file begins empty. Until the replica has caught up, a missing row means nothing.
 
-It has caught up once it has compared with a member of its region that has, and fetched what it lacked. Where all began
-together there is no such member; then every worker of the region must have said how far its logs go, since each is the
-source of truth of what it has. One that is gone says nothing: it is waited for a while, and so is the first worker
-where none is known. With nobody to ask a node is all there is.
+A replica has caught up once it has compared itself with a member of its region that has, and fetched what it lacked.
+Where all members started together there is no such member. Then every worker of the region must have said how far its
+logs go, since each worker is the source of truth for what it has. The replica waits a while for a worker that says
+nothing, and as long for the first worker where none is known. A node that has nobody to ask is ready.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from hawker.core.swim.members import Member
 from hawker.model.catalog import TIERS, LogId, Tier
 
 WAIT_S = 60.0
-"""For workers that are not heard of. Their hosts have begun again by then, or what they had nobody knows."""
+"""How long the replica waits for workers that say nothing. By then their hosts have started again, or nobody knows what
+they had."""
 LOOK_S = 0.02
-"""How old an answer that it has not may be."""
+"""How old a negative answer may be."""
 
 _WORKERS = "select name from workers where region = ? order by name"
 
 
 class Readiness:
-    """Of one node. `anyone` says whether anybody should be there to ask, `live` gives the members taken for living."""
+    """One node's readiness. `anyone` says whether anybody should be there to ask; `live` gives the members that are
+    believed to live."""
 
     def __init__(
         self,
@@ -52,12 +54,12 @@ class Readiness:
     def _begin(self) -> None:
         self._resets = self._replica.resets
         self._since, self._looked_at = self._now(), float("-inf")
-        self._met: set[Tier] = set()  # compared with anybody of the region
-        self._compared: set[Tier] = set()  # with one that had caught up
+        self._met: set[Tier] = set()  # tiers compared with anybody of the region
+        self._compared: set[Tier] = set()  # tiers compared with a member that had caught up
         self._done = False
 
     def compared(self, tier: Tier, complete: bool) -> None:
-        """All that a member of the region has of a tier is here; `complete`: it has caught up itself."""
+        """All that a member of the region has of a tier is here now. `complete`: that member has caught up itself."""
         self()
         self._met.add(tier)
         if complete:
@@ -66,7 +68,7 @@ class Readiness:
         self._told.set()
 
     def __call__(self) -> bool:
-        """Whether it has. Raises `StoreError`."""
+        """Whether the replica has caught up. Raises `StoreError`."""
         if self._resets != self._replica.resets:
             self._begin()
         now = self._now()
@@ -76,7 +78,8 @@ class Readiness:
         return self._done
 
     async def until_met(self) -> None:
-        """Until it has compared with a member of its region, unless it knows of none. Raises `StoreError`."""
+        """Wait until the replica was compared with a member of its region, unless it knows of none. Raises
+        `StoreError`."""
         while not (self() or len(self._met) == len(TIERS)) and (self._live_others() or self._known()):
             self._told.clear()
             await self._told.wait()
@@ -85,7 +88,7 @@ class Readiness:
         return [member for member in self._live() if member.name != self._name]
 
     def _known(self) -> set[str]:
-        """Workers of its region, as it has them."""
+        """The other workers of the region, as the replica has them."""
         return {name for (name,) in self._replica.rows(_WORKERS, (self._region,))} - {self._name}
 
     def _look(self, now: float) -> bool:
@@ -102,7 +105,7 @@ class Readiness:
         return all(self._heard(name, now) for name in expected) and (bool(expected) or waited)
 
     def _heard(self, worker: str, now: float) -> bool:
-        """Whether it has said since then how far its logs go, and all of that is here."""
+        """Whether a worker has said since the start how far its logs go, and all of that is here."""
         for tier in TIERS:
             log = LogId(worker, tier)
             at = self._freshness.standing(log, self._replica.position(log), now).confirmed_s

@@ -25,7 +25,8 @@ from hawker.host import Host
 from hawker.model.catalog import NOTHING, LogId, Origin, Position, Range, Tier, Version
 
 BUFFERED_MOST = 8192
-"""Versions of all logs that wait for a hole to be filled. Beyond it they are dropped, and the range brings them."""
+"""So many versions of all logs wait for holes to be filled. Further ones are dropped, and the range that is fetched
+brings them."""
 _NUMBER_MOST = 1 << 62
 _OWNER_MOST = 256
 
@@ -50,10 +51,8 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 
 class Replica(Tables):
-    """Open with `Replica.open`.
-
-    What it decides by is a part of the class, so that a test can see that each rule is needed.
-    """
+    """Open it with `Replica.open`. The rules that it decides by are attributes of the class, so that a test can break
+    one and see that it is needed."""
 
     judge = staticmethod(ownerlog.judge)
     fits = staticmethod(ownerlog.fits)
@@ -75,7 +74,7 @@ class Replica(Tables):
         return {owner: origins[owner] for owner in ownerlog.in_buckets(origins, buckets)}
 
     def answer(self, log: LogId, at: Position) -> Range | None:
-        """What brings another replica from `at` to where we stand. None when we have nothing newer."""
+        """What brings another replica from `at` to where this one stands. None when this one has nothing newer."""
         origin = self._origins.get(log)
         if origin is None:
             return None
@@ -87,24 +86,25 @@ class Replica(Tables):
 
     @property
     def waiting(self) -> int:
-        """Versions that wait for a hole to be filled."""
+        """How many versions wait for a hole to be filled."""
         return sum(len(each) for each in self._reorder.values())
 
     # --- what is told ---
 
     def receive(self, versions: Sequence[Version]) -> Outcome:
-        """Take versions as they are spread, in any order and as often as they come. One commit for all.
+        """Take versions as they are spread, in any order and as often as they come, in one commit.
 
-        This node's own come from its outbox only: one that others have and the outbox has not shows that it came back
-        from the past (`Outbox.raise_epoch`), and must not be taken here, nor in `merge`.
+        This node's own versions come from its own log alone. When others have versions that the own log does not have,
+        the worker's database came back from the past (`OwnerLog.raise_epoch`); such versions must not be taken here,
+        nor in `merge`.
         """
         sensible = [version for version in versions if _sensible(version)]
         outcome = Outcome(refused=len(versions) - len(sensible))
         new = [version for version in sensible if self.judge(self.position(version.log), version) != "old"]
-        if not new:  # each version comes several times: the second costs no transaction
+        if not new:  # each version comes several times: the second time costs no transaction
             return outcome
         holes: dict[LogId, None] = {}
-        behind: dict[LogId, Position] = {}  # told where the log is, not what is in it
+        behind: dict[LogId, Position] = {}  # logs whose position was told, without what is in them
 
         def change(batch: Batch, origins: dict[LogId, Origin]) -> None:
             for version in new:
@@ -135,7 +135,7 @@ class Replica(Tables):
         return outcome
 
     def merge(self, ranges: Sequence[Range]) -> Outcome:
-        """Take ranges and snapshots, each whole or not at all. One commit for all."""
+        """Take ranges and snapshots, each whole or not at all, in one commit."""
         outcome = Outcome()
 
         def change(batch: Batch, origins: dict[LogId, Origin]) -> None:
@@ -155,7 +155,7 @@ class Replica(Tables):
         return at.epoch <= epoch
 
     def forget(self, owner: str) -> None:
-        """Drop all that is known of a node that an operator removed. It may come back in a later epoch."""
+        """Drop all that is known of a node that an operator gave up. It may come back in a later epoch."""
 
         def change(batch: Batch, origins: dict[LogId, Origin]) -> None:
             for log in [log for log in self._origins if log.owner == owner]:
@@ -169,8 +169,8 @@ class Replica(Tables):
             del self._reorder[log]
 
     def recheck(self) -> int:
-        """Put rows whose time has come, and rows of tables that are known and shown now, where they belong. Tells how
-        many. Drop versions that wait in vain. To be called every second or so."""
+        """Put rows where they belong whose time has come, or whose tables are known and shown now, and return how many.
+        Drop versions that wait in vain. Call it every second or so."""
         now_ms = self._host.now_ms()
         for log in [log for log, held in self._reorder.items() if held.in_vain(now_ms)]:
             del self._reorder[log]
@@ -193,7 +193,7 @@ class Replica(Tables):
         return origin.position if origin else NOTHING
 
     def _apply(self, batch: Batch, origins: dict[LogId, Origin], version: Version, outcome: Outcome) -> None:
-        """The version that follows what we have."""
+        """Apply the version that follows what is here."""
         log = version.log
         origin = origins.get(log) or self._origins[log]
         for change in version.changes:
@@ -205,7 +205,7 @@ class Replica(Tables):
         outcome.applied.append(version)
 
     def _drain(self, batch: Batch, origins: dict[LogId, Origin], log: LogId, outcome: Outcome) -> None:
-        """Apply what waited for the place where we stand now."""
+        """Apply the versions that waited for the position where the log stands now."""
         waiting = self._reorder.get(log)
         if waiting is None:
             return

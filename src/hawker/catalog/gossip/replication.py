@@ -1,8 +1,8 @@
-"""Keeping the replica up to date: what neighbours tell in datagrams, what has to be asked for, what is answered.
+"""Keeping the replica up to date: what neighbours tell in datagrams, what this node fetches, what it answers.
 
-Versions come in datagrams, perhaps out of order, twice, or not at all. A hole is asked for from who told us of what
-lies behind it, a moment later, since what is missing is often only late. Digests compared now and then find
-everything else. A log is never asked from others by its owner.
+Versions come in datagrams, perhaps out of order, twice, or not at all. The node fetches a hole from the neighbour that
+told it of what lies behind the hole, a moment later, since what is missing is often only late. Digests that are
+compared now and then find everything else. An owner never fetches its own log from others.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from hawker.telemetry import Metrics, get_logger
 HOLE_S = 0.1
 """Half a gossip tick: another neighbour may be about to tell."""
 SOON_S = 0.005
-"""Before rows are asked for that are too many to be told: what comes meanwhile is asked for with them. A few neighbours
-are told at a time, and tell others once they have them, so no owner is asked by all of a region at once."""
+"""How long the node waits before it fetches rows that were too many to be told: it fetches what comes meanwhile with
+them. An owner tells a few neighbours at a time, and they tell others once they have the rows, so an owner is not asked
+by its whole region at once."""
 TAKE_S = 0.002
 TAKE_MOST = 256
 """One commit for what is told within a moment: 30,000 versions a second instead of 15,000."""
 HELD_MOST = 4096
-"""Versions that are kept while the replica's file is brought up to date: a second of them at the most there can be."""
+"""So many versions are kept while the replica's file is brought up to date: at most a second of them."""
 ANSWER_BYTES = 8 << 20
-"""A fetch is answered with about this much at a time, and with one whole log at least."""
+"""An answer to a fetch has about so many bytes, and at least one whole log."""
 
 
 class DigestAsk(msgspec.Struct, frozen=True, array_like=True):
-    """`back`: where the asker can be asked in turn, by whoever finds that they differ."""
+    """`back` is where whoever finds a difference can ask the asker in turn."""
 
     tier: Tier
     digest: bytes
@@ -112,7 +113,7 @@ class Replication:
         self._disk_failed = False
 
     async def close(self) -> None:
-        """What is told from now on is not taken, and nothing is asked for."""
+        """End: what is told from now on is not taken, and nothing is fetched."""
         self._closed = True
         if self._taking:
             self._taking.cancel()
@@ -122,14 +123,14 @@ class Replication:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def behind(self, log: LogId, now: float) -> float:
-        """For how long this replica has known that it lacks something of a log. 0: nothing that it knows of."""
+        """For how long this replica has known that it lacks something of a log; 0 when it knows of nothing."""
         known = self._known.get(log)
         return now - known[1] if known and self._lacks(log) else 0.0
 
     # --- told by others ----------------------------------------------------------------------------------------------
 
     def told(self, source: Address, versions: Sequence[Version]) -> None:
-        """Versions out of a datagram. What comes within a few milliseconds is taken in one commit."""
+        """Take versions out of a datagram. All that come within a few milliseconds are taken in one commit."""
         if self._closed:
             return
         for version in versions:
@@ -144,7 +145,7 @@ class Replication:
             self.take()
 
     def take(self) -> None:
-        """Take what was told by now, or a moment later, where the event loop would stand still for it."""
+        """Take what was told so far, or take it a moment later if the event loop would stand still for the disk."""
         if self._replica.held_up and len(self._fresh) < HELD_MOST:
             if self._taking:
                 self._taking.cancel()
@@ -177,7 +178,7 @@ class Replication:
             self._want(sources[log], log, SOON_S if log in outcome.behind else HOLE_S)
 
     def heard(self, source: Address, log: LogId, at: Position) -> None:
-        """Somebody stands there in a log: ask for what we lack."""
+        """Somebody stands there in a log: fetch what this replica lacks."""
         mine = self._replica.position(log)
         if log.owner == self._me:
             if at > mine:
@@ -189,7 +190,7 @@ class Replication:
     def _note(self, log: LogId, at: Position) -> None:
         now = asyncio.get_running_loop().time()
         known, since = self._known.get(log, (at, now))
-        if not self._behind(log, known):  # it has been made up for since: what is lacking now is news
+        if not self._behind(log, known):  # the log caught up since: what is missing now is news
             since = now
         self._known[log] = max(known, at), since
 
@@ -227,7 +228,7 @@ class Replication:
         else:
             self._tell_positions(moved)
             for log in moved:
-                if self._lacks(log):  # it went on meanwhile, and what was told of that was not asked for
+                if self._lacks(log):  # the log went on meanwhile, and nobody asked for what was told of that
                     self._want(source, log, SOON_S)
 
     async def _compare_back(self, with_: Address, tier: Tier) -> None:

@@ -1,8 +1,9 @@
-"""Telling neighbours what is new: versions in data packets, a few random neighbours at each tick, least-told first.
+"""Tells neighbours what is new: versions in data packets, to a few random neighbours at each tick, the least-told
+first.
 
-A version that does not fit into a packet, or that meets others that wait, more than the next packets carry, is told by
-its position alone: a version without changes. Whoever lacks it asks, and gets all that is new at once. So what that log
-had before is not told any more.
+A version is told by its position alone, as a version without changes, when it does not fit into a packet, or when more
+waits than the next packets carry. Whoever lacks it asks, and gets all that is new at once. So what that log had before
+is not told any more.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from hawker.model.catalog import Version
 KIND = b"n"
 """The first byte of a data packet."""
 PACKETS_MOST = 2
-"""To one neighbour in a tick: at 3 neighbours and 20 ticks a second 150 KB/s."""
+"""Packets for one neighbour in a tick: at 3 neighbours and 20 ticks a second that makes 150 KB/s."""
 ITEM_MAX = PAYLOAD_MAX - len(KIND) - 3  # the list around it
 WAITING_MOST = 4096
 UNSENT_MOST = 2 * PACKETS_MOST * ITEM_MAX
-"""Bytes that nobody was told yet: what comes after that would come later than an answer to who asks for it."""
+"""So many bytes may wait that nobody was told yet. Whatever comes after that would arrive later than the answer to a
+question for it."""
 MUCH = 64
 TICK_S = 0.05
-"""A quarter of membership's: what is passed on reaches a large region in four or five of these."""
+"""A quarter of membership's tick: what is passed on reaches a large region in four or five of these."""
 
 Address = tuple[str, int]
 
@@ -53,11 +55,11 @@ class RumourSender:
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        """How much waits to be told."""
+        """How many rumours wait to be told."""
         return len(self._rumours)
 
     def close(self) -> None:
-        """Tell what waits for the next tick: perhaps nobody else knows of it. The rest is not waited for."""
+        """Tell what waits for the next tick, since perhaps nobody else knows of it, and drop the rest."""
         if self._timer:
             self._timer.cancel()
             self._tick()
@@ -65,7 +67,7 @@ class RumourSender:
             self._timer.cancel()
 
     def tell(self, version: Version, *, ours: bool) -> None:
-        """Take up something new. What is ours goes out at once: it was gathered before."""
+        """Take up something new. Our own versions go out at once: they were gathered before."""
         key, body = f"{version.tier}/{version.owner}", _encode(version)
         room = UNSENT_MOST - self._rumours.unsent
         if version.changes and len(body) <= min(ITEM_MAX, room) and len(self._rumours) < WAITING_MOST:
@@ -81,7 +83,7 @@ class RumourSender:
         self._tick_in(0.0 if ours else TICK_S)
 
     def _tick_in(self, seconds: float) -> None:
-        """At the latest so many seconds from now."""
+        """Tick in at most so many seconds."""
         loop = asyncio.get_running_loop()
         at = loop.time() + seconds
         if self._timer:
@@ -96,9 +98,9 @@ class RumourSender:
         fanout = min(len(others), self._settings.gossip_fanout)
         if not fanout:
             return
-        # As often as membership tells its own, while that is little. With much to tell half of it: who misses a version
-        # notices with the next one, or with the next packet of membership, and asks. Never fewer than one tick's
-        # neighbours: in a small region those are all there are.
+        # A rumour is told as often as membership tells its own, while there are few, and half as often while there are
+        # many: a node that misses a version notices with the next one, or with the next packet of membership, and asks.
+        # It is never told to fewer than one tick's neighbours: in a small region those are all there are.
         often = self._settings.retransmits(len(others) + 1)
         limit = max(fanout, often if len(self._rumours) < MUCH else often // 2)
         told = self._rumours.share(fanout, PACKETS_MOST * ITEM_MAX, WAITING_MOST, limit)
@@ -117,7 +119,7 @@ def read(payload: bytes) -> list[Version]:
 
 
 def _packed(items: list[msgspec.Raw]) -> Iterator[list[msgspec.Raw]]:
-    """Items in packets, in their order."""
+    """The items in packets, in their order."""
     packet: list[msgspec.Raw] = []
     room = ITEM_MAX
     for item in items:

@@ -1,4 +1,4 @@
-"""People's queries on a replica: read-only, within limits, and never on the event loop."""
+"""People's queries on a view: read-only, within limits, and never on the event loop."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from hawker.store.sql import Found
 T = TypeVar("T")
 
 ROW_TABLES = "_of"
-"""How the names of the tables end that the replica tells of when they change."""
+"""The names of the tables that the view tells of end like this in the database."""
 
 
 class Queries:
-    """Reads one replica."""
+    """Reads one view."""
 
     def __init__(self, view: Readable, host: Host) -> None:
         self._view = view
         self._host = host
 
     async def ask(self, query: str) -> Found:
-        """Raises `Invalid`."""
+        """Run one query. Raises `Invalid`."""
         return await self.run(lambda: self.read(check(query)))
 
     def read(self, query: str, text_max: int = sql.TEXT_MAX) -> Found:
-        """For what is given to `run`. Raises `Invalid`."""
+        """Read within `run`. Raises `Invalid`."""
         return self._view.ask(query, text_max)
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Beside the event loop. A simulated disk takes one connection, so there in its place."""
+        """Run a function beside the event loop. A simulated disk takes one connection, so there it runs on the loop."""
         if self._host.vfs is not None:
             return function()
         return await asyncio.get_running_loop().run_in_executor(None, function)
@@ -49,7 +49,7 @@ def check(query: str) -> str:
 
 
 def tables_told_of(found: Found) -> frozenset[str] | None:
-    """The names under which the replica tells that what a query read has changed. None: it also read what the replica
+    """The names under which the view tells that what a query read has changed. None: the query also read what the view
     does not tell of."""
     stored = [name for name in found.tables if not name.startswith("sqlite_")]
     if any(name.startswith("_") or name in _UNTOLD for name in stored):

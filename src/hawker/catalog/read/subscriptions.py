@@ -1,11 +1,11 @@
 """Subscriptions: the result of a query, then every change of it, for as long as somebody listens.
 
-One result is held for each distinct query, however many listen to it. The replica tells which tables may have changed;
-then the query is run again, beside the event loop, and the new result is compared with the old one. What is told are
-hints: many changes in a short time are one, and a result that did not change is nobody's news.
+A node holds one result for each distinct query, however many listen to it. The view tells which tables may have
+changed; then the node runs the query again, beside the event loop, and compares the new result with the old one.
+Listeners get hints: many changes within a short time are one, and nobody hears of a result that did not change.
 
-Changes are numbered, and the last ones are kept for all listeners together: who falls behind them is cut off, who comes
-back within them gets what was missed, anybody else a fresh snapshot.
+Changes are numbered, and the last ones are kept for all listeners together. A listener that falls behind them is cut
+off. One that comes back within them gets what it missed, and any other a fresh snapshot.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from hawker.store.sql import ROWS_MAX, Found
 
 DEBOUNCE_S = 0.1
 SHARE = 4
-"""A query that took long rests for so many times as long before it is run again."""
+"""A query rests so many times as long as it took before it is run again."""
 RUNNING_MOST = 2
 LOOK_S = 2.0
-"""Between looks at what the replica does not tell of: membership, positions, rows put aside."""
+"""Between two looks at what the view does not tell of: membership, positions, rows put aside."""
 KEEP_ALIVE_S = 15.0
 IDLE_S = 120.0
-"""How long a result is kept up to date that nobody listens to: for those who come back."""
+"""How long a result is kept up to date that nobody listens to, for listeners that come back."""
 SUBSCRIPTIONS_MOST = 64
 LISTENERS_MOST = 1024
 TEXT_MOST = 4 << 20
-"""Characters of text in one result."""
+"""Characters of text in one result, at most."""
 KEPT_MOST = 2 * ROWS_MAX
-"""Changes kept: one result may take the place of another altogether."""
+"""Changes that are kept, at most: one result may take the place of another altogether."""
 KEPT_BYTES = 8 << 20
 _PIECE_BYTES = 64 << 10
 
@@ -49,7 +49,7 @@ class TooSlow(TooManyRequests):
 
 
 class Subscription:
-    """One query's result. `name` is in every event's id, so that another node's ids are told apart from ours."""
+    """One query's result. `name` is in every event's id, so that ids of another node are told apart from ours."""
 
     def __init__(self, query: str, name: str) -> None:
         self.query = query
@@ -70,7 +70,7 @@ class Subscription:
         self._kept_bytes = 0
 
     def add(self, told: list[RowChange]) -> None:
-        """Number changes and keep them, the latest ones for certain."""
+        """Number changes and keep them; the latest ones are always kept."""
         for change in told:
             self.number += 1
             self._kept.append(event("change", change, self.id(self.number)))
@@ -102,7 +102,7 @@ class Subscription:
 
 
 class Subscriptions:
-    """All of one node's."""
+    """All subscriptions of one node."""
 
     def __init__(self, view: View, queries: Queries, host: Host) -> None:
         self._view = view
@@ -121,7 +121,8 @@ class Subscriptions:
         return sum(each.listeners for each in self._all.values())
 
     async def subscribe(self, query: str) -> Subscription:
-        """The subscription to a query, its first result there. Raises `Invalid`, `TooManyRequests`, `Unreachable`."""
+        """The subscription to a query, once its first result is there. Raises `Invalid`, `TooManyRequests`,
+        `Unreachable`."""
         query = check(query)
         if self._closed:
             raise _stopping()
@@ -144,8 +145,8 @@ class Subscriptions:
     async def events(
         self, subscription: Subscription, since: str = "", for_s: float | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """What a listener is sent: what it missed since the event it saw last, or everything; then changes as they
-        come. `for_s`: end after this long."""
+        """What a listener is sent: what it missed since the event that it saw last, or everything, then changes as they
+        come. The stream ends after `for_s`."""
         loop = asyncio.get_running_loop()
         until = None if for_s is None else loop.time() + for_s
         self._join(subscription)
@@ -193,7 +194,7 @@ class Subscriptions:
             self._leave(subscription)
 
     async def close(self) -> None:
-        """End them all; listeners are told. May be called again."""
+        """End them all and tell the listeners. May be called again."""
         self._closed = True
         if self._hint in self._view.on_applied:
             self._view.on_applied.remove(self._hint)
@@ -240,7 +241,7 @@ class Subscriptions:
                     continue
         except HawkerError as error:
             self._end(subscription, error)
-        except Exception as error:  # of SQLite or of ours: it ends this subscription and nothing else
+        except Exception as error:  # a fault of SQLite or of Hawker ends this subscription and nothing else
             self._end(subscription, HawkerError(f"internal error: {type(error).__name__}: {error}"))
 
     def _look(self, subscription: Subscription) -> tuple[Found, dict[int, Row], list[RowChange]]:
@@ -276,7 +277,7 @@ class Subscriptions:
             self._rest(subscription)
 
     def _rest(self, subscription: Subscription) -> None:
-        """Nobody listens: drop it after a while."""
+        """Nobody listens: drop the result after a while."""
         loop = asyncio.get_running_loop()
         subscription.idle = loop.call_later(IDLE_S, lambda: self._end(subscription, _dropped()))
 

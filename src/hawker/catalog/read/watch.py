@@ -18,11 +18,11 @@ from hawker.errors import StoreError
 from hawker.telemetry import get_logger
 
 AGAIN_S = 1.0
-"""After a look that a full or failing disk ended: nothing else may ever change."""
+"""How long to wait after a look that a full or failing disk ended: nothing else may ever change."""
 
 
 class Watch:
-    """`look` first runs `delay_s` after `begin`, and again a while after one that raised `StoreError`. It handles other
+    """`look` first runs `delay_s` after `begin`, and runs again a while after it raised `StoreError`. It handles other
     errors itself."""
 
     def __init__(

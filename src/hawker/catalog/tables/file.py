@@ -1,7 +1,7 @@
-"""The catalog's database file: opening it, laying out its tables, and taking along what an older Hawker put there.
+"""The catalog's database file: opens it, lays out its tables, and takes along what an older Hawker put there.
 
-Everything in it can be fetched again, so damage is answered by starting empty. An upgrade is not damage: rows that are
-here are laid out anew, without asking anybody.
+Everything in it can be fetched again, so a damaged file begins empty. An upgrade is no damage: the rows that are here
+are laid out anew, without asking anybody.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hawker.model.catalog import Tier, Values
 from hawker.store.connection import BUSY_MS, make_private, rows
 
 _FORMAT = 1
-"""Of the tables below. One that is different is not read: the file begins empty."""
+"""The version of the tables below. A file of another version is not read: it begins empty."""
 
 _CACHE_KIB = 16_000
 _CACHE_KIB_BULK = 64_000
@@ -103,16 +103,16 @@ def connect(path: str, vfs: str | None) -> tuple[apsw.Connection, apsw.Connectio
 
 
 def cache(db: apsw.Connection, *, bulk: bool) -> None:
-    """How much memory pages may take: more while many are written in one transaction."""
-    with suppress(apsw.Error):  # of a file found damaged, or closed for that: it matters to speed only
+    """Set how much memory pages may take: more while one transaction writes many rows."""
+    with suppress(apsw.Error):  # the file may be damaged, or closed for that; the cache matters to speed only
         db.execute(f"pragma cache_size = -{_CACHE_KIB_BULK if bulk else _CACHE_KIB}")
         if not bulk:
             db.execute("pragma shrink_memory")
 
 
 def lay_out(db: apsw.Connection, layouts: Sequence[Layout]) -> list[Kept]:
-    """Make the tables, inside the caller's transaction. Gives the rows that were in tables laid out differently, which
-    are to be put where they belong now."""
+    """Make the tables, inside the caller's transaction. Returns the rows of tables that were laid out differently; the
+    caller puts them where they belong now."""
     wanted = msgspec.json.encode([layout.describe() for layout in layouts]).decode()
     version = rows(db, "pragma user_version")[0][0]
     kept: list[Kept] = []

@@ -23,17 +23,18 @@ _PUT_ASIDE = "insert or replace into _aside values (?,?,?,?,?,?,?,?,?,?,?)"
 _pack = msgspec.msgpack.Encoder().encode
 
 BULK_LEAST = 10_000
-"""Rows for which a table's indexes are dropped and made anew, if it grows to twice its size: sorting once is quicker
-than finding each row its place."""
+"""For so many rows a table's indexes are dropped and made again, if the table grows to twice its size: sorting once is
+quicker than finding each row its place."""
 _PLACE = itemgetter(0, 1)
 
 AsideOf = tuple[str, str, str]
-"""Owner, tier and table that may have rows in `_aside`."""
+"""An owner, a tier and a table that may have rows in `_aside`."""
 
 
 class Batch:
-    """What one transaction writes. `aside` is the replica's note of who has rows put aside; it is added to. `changed`
-    are the keys of rows that readers may see differently now, by table; None: any of the table."""
+    """What one transaction writes. `aside` is the tables' note of which owners have rows put aside; the batch adds to
+    it. `changed` has the keys of rows that readers may see differently now, by table; None stands for any row of the
+    table."""
 
     must_wait = staticmethod(hlc.ahead)
 
@@ -58,7 +59,7 @@ class Batch:
         self.put_aside = 0
 
     def add(self, owner: str, tier: Tier, number: int, table: str, key: str, values: Values | None) -> None:
-        """A row as its owner's version `number` leaves it."""
+        """Take a row as its owner's version `number` leaves it."""
         if table == RAISED_FLOOR.table:
             return
         layout = self._layouts.get(table)
@@ -88,7 +89,8 @@ class Batch:
         self._owners.add(owner)
 
     def add_all(self, log: LogId, numbered: Iterable[Numbered]) -> None:
-        """Rows of one log, each table's together. The same as `add` for each, a third quicker for most."""
+        """Take rows of one log, each table's together. It does the same as `add` for each, and takes a third less time
+        for most."""
         owner, tier = log
         table, held, layout = "", None, None
         for row in numbered:
@@ -161,7 +163,7 @@ class Batch:
             keys.update(row[1] for row in held)
 
     def _write_of(self, owner: str) -> None:
-        """The same, if any of it is of this owner."""
+        """Write what is held, if any of it is of this owner."""
         if owner in self._owners:
             self.write()
 
@@ -190,7 +192,7 @@ class Batch:
             self._note(table, ((owner, key),))
         try:
             raw = _pack(values)
-        except RecursionError:  # it was read with a little more stack left than there is here
+        except RecursionError:  # decoding it had a little more stack left than there is here
             values, raw, why = None, _pack(None), "lists and maps in it are nested too deep to be kept"
         row = (owner, tier, table, key, number, values is None, raw, kind, why, self._now_ms, until_ms)
         self._db.execute(_PUT_ASIDE, row)

@@ -19,8 +19,8 @@ from hawker.model.catalog import Tier, Values
 
 KEY_MOST = 256
 ROW_MOST = 64 << 10
-"""Bytes of a row as it travels, when it has columns that are not known here; those that are have bounds of their own,
-and to measure every row would cost as much as to check it."""
+"""Bytes of a row as it travels, if it has columns that are not known here. Known columns have bounds of their own, and
+to measure every row would cost as much as to check it."""
 DEPTH_MOST = 100
 """Lists and maps inside each other in a column of JSON; SQLite reads 1,000."""
 
@@ -44,7 +44,7 @@ class Layout:
         self._defaults = {name: metas[name][1]["default"] for name in self.names}
         self._known = frozenset(self.names)
         self._columns = table.columns
-        # The same columns and no others: most rows have none that are unknown, and this tells so while it checks.
+        # The same columns and no others: most rows have no unknown ones, and this check says so.
         fields = [(field.name, hints[field.name], None) for field in msgspec.structs.fields(table.columns)]
         self._exactly = msgspec.defstruct(f"{table.columns.__name__}Exactly", fields, forbid_unknown_fields=True)
         self._json = [(name, extra["json"]) for name, (_, extra) in metas.items() if "json" in extra]
@@ -57,7 +57,7 @@ class Layout:
         )
         self.read = f"select {', '.join(everything[1:])} from {self.physical} where _owner = ?"
         indexes = (*table.indexes, ("id", "stamp")) if table.merged else table.indexes
-        # On what readers compare with: SQLite finds an index only for the very expression that it is on.
+        # Indexes are on what readers compare with: SQLite finds an index only for the very expression that it is on.
         self.indexes = {
             f"{self.physical}_{'_'.join(index)}": f"on {self.physical} ({', '.join(map(self._shown, index))})"
             for index in indexes
@@ -98,7 +98,7 @@ class Layout:
         return Described(self.name, self.tier, self.names, tuple(sorted(self._flags)), tuple(self.ddl()))
 
     def row(self, owner: str, number: int, key: str, values: Values) -> tuple[Any, ...]:
-        """What `insert` takes. Raises `Bad`."""
+        """The row as `insert` takes it. Raises `Bad`."""
         if not key or len(key) > KEY_MOST or "\0" in key:
             raise Bad(_BAD_KEY)
         extra = None
@@ -121,7 +121,7 @@ class Layout:
         return _extra(values, self._known)
 
     def tombstone(self, owner: str, number: int, key: str) -> tuple[Any, ...]:
-        """The same for a row that is gone."""
+        """A tombstone as `insert` takes it. Raises `Bad`."""
         if not key or len(key) > KEY_MOST or "\0" in key:
             raise Bad(_BAD_KEY)
         return (owner, key, number, 1, None, *self._none)

@@ -1,6 +1,6 @@
-"""The replica's tables as one thing: opened, read, written in transactions, and begun anew when they are damaged.
+"""A node's tables as one thing: opened, read, written in transactions, and restarted empty when they are damaged.
 
-What belongs into them is decided in `catalog.gossip.replica`.
+The engine decides what belongs into them, such as `catalog.gossip.replica`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _unpack = msgspec.msgpack.Decoder().decode
 
 
 class Tables:
-    """`on_applied` are called after a commit with the names of the tables that may have changed: hints, for
-    subscriptions. `on_rows` are called then with the keys of the rows, for readers that keep what they read. `resets`
-    counts how often the file was damaged and begun anew; what this node put there itself, `members` and `muted`, is
-    gone then, too."""
+    """After a commit, each of `on_applied` is called with the names of the tables that may have changed, as a hint for
+    subscriptions, and each of `on_rows` with the keys of the rows, for readers that keep what they read. `resets`
+    counts how often the file was damaged and began empty; then the tables `members` and `muted`, which this node wrote
+    itself, are empty, too."""
 
     batch_of: type[Batch] = Batch
     layout_of: type[Layout] = Layout
@@ -68,7 +68,7 @@ class Tables:
                 db.close(True)
 
     def abandon(self) -> None:
-        """Close as a killed process would. For crash tests."""
+        """Close as a killed process would. Crash tests call it."""
         self._db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         self.close()
 
@@ -86,8 +86,8 @@ class Tables:
         return sorted(found, key=lambda row: (row.number, row.table, row.key))
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Read what is committed. For our own queries: nothing limits what they cost. Raises `StoreError`; damage is
-        answered by beginning anew, and the next call finds an empty catalog."""
+        """Read what is committed, for Hawker's own queries: nothing limits what they cost. Raises `StoreError`. A
+        damaged file begins empty, and the next call finds an empty catalog."""
         try:
             return rows(self._reader, sql, values)
         except (apsw.CorruptError, apsw.NotADBError) as error:
@@ -98,7 +98,7 @@ class Tables:
 
     @property
     def held_up(self) -> bool:
-        """Whether a commit would wait for the disk now. It passes in a moment."""
+        """Whether a commit would wait for the disk now. That passes in a moment."""
         return self._checkpoints is not None and self._checkpoints.holding
 
     def newest_stamp(self) -> int:
@@ -106,8 +106,8 @@ class Tables:
         return self._stamp
 
     def ask(self, query: str, text_max: int = TEXT_MAX) -> Found:
-        """Read for people: one statement, read-only, within limits. On a real disk also from another thread. Raises
-        `Invalid`, `StoreError`."""
+        """Read for people: one read-only statement, within limits. On a real disk another thread may call it, too.
+        Raises `Invalid`, `StoreError`."""
         if self._vfs is None:
             return read(self._path, query, text_max)
         return read_on(self._reader, query, text_max)
@@ -120,7 +120,7 @@ class Tables:
         return self._origins.get(log)
 
     def origins(self, tier: Tier) -> dict[str, Origin]:
-        """Every log known of a tier, by owner."""
+        """Every known log of a tier, by owner."""
         return {log.owner: origin for log, origin in sorted(self._origins.items()) if log.tier == tier}
 
     def write(self, change: Callable[[Batch, dict[LogId, Origin]], object]) -> Batch | None:
@@ -166,8 +166,8 @@ class Tables:
         self.write(lambda batch, origins: self._of_member(batch, name, sql, name))
 
     def recheck(self) -> int:
-        """Put rows whose time has come, and rows of tables that are known and shown now, where they belong. Tells how
-        many. To be called every second or so."""
+        """Put rows where they belong whose time has come, or whose tables are known and shown now. Returns how many.
+        Call it every second or so."""
         known = [name for name in self._layouts if name not in self._muted]
         found = self.rows(
             "select owner, tier, number, tbl, key, raw from _aside where kind = 'ahead' and until_ms <= ? "
@@ -213,8 +213,8 @@ class Tables:
 
     @contextmanager
     def bulk(self) -> Iterator[None]:
-        """For many rows at once. They are no garbage, and looking through them again and again takes a sixth of the
-        time; pages that do not fit into memory are written twice."""
+        """Prepare for many rows at once. Python's garbage collector would look through them again and again, which
+        takes a sixth of the time, and SQLite would write pages twice that do not fit into its memory."""
         enabled = gc.isenabled()
         gc.disable()
         file.cache(self._db, bulk=True)
@@ -232,7 +232,7 @@ class Tables:
         return (origin.owner, origin.tier, origin.epoch, origin.head, origin.floor, lineage)
 
     def _undone(self) -> None:
-        """What was written is not there, or nothing is: what was noted beside it does not hold."""
+        """Forget what was noted beside a transaction that was undone."""
 
     def _roll_back(self) -> None:
         self._undone()
@@ -266,7 +266,7 @@ class Tables:
             raise
 
     def _load(self) -> None:
-        """Read what is kept in memory, too."""
+        """Read what memory keeps besides."""
         db = self._db
         self._muted = frozenset(name for (name,) in rows(db, "select name from muted"))
         self._aside = set(rows(db, "select distinct owner, tier, tbl from _aside"))
@@ -281,7 +281,7 @@ class Tables:
         }
 
     def _reset(self) -> None:
-        """Begin empty: the file is damaged."""
+        """Begin empty, because the file is damaged."""
         with suppress(AttributeError):  # it may have failed before there was a connection
             self.close()
         self.resets += 1
