@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from msgspec import Meta
 
 from hawker.errors import Invalid
+from hawker.model.json_reading import read_each
 from hawker.model.op import BYTES, Declared, Op, Request, StreamRequest, reply_of, summary_of
-from hawker.model.request_codec import Encoded, decode, decode_each, encode, encode_each
+from hawker.model.request_codec import Encoded, decode, encode, encode_each
 
 
 class Done(msgspec.Struct):
@@ -176,8 +177,8 @@ def test_an_error_in_the_body_names_its_field() -> None:
 @given(st.lists(st.builds(Wanted, app=TEXTS, size=st.integers(1, 9)), min_size=1))
 def test_a_batch_is_read_item_by_item(requests: list[Wanted]) -> None:
     sent = encode_each(requests)
-    assert decode_each(Wanted, sent.body) == requests
-    good, bad = decode_each(Wanted, b'[{"app": "a"}, {"app": "b", "size": 0}]')
+    assert read_each(sent.body, Wanted) == requests
+    good, bad = read_each(b'[{"app": "a"}, {"app": "b", "size": 0}]', Wanted)
     assert good == Wanted(app="a")
     assert isinstance(bad, Invalid)
 

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from hawker.errors import Invalid
 from hawker.http.call import Call
+from hawker.model.json_reading import read_each
 from hawker.model.op import Declared
-from hawker.model.request_codec import decode, decode_each
+from hawker.model.request_codec import decode
 
 Q = TypeVar("Q", bound=Declared[Any])
 Handler = Callable[[Call], Awaitable[Any]]
@@ -38,7 +39,7 @@ def on(kind: type[Q], handler: Callable[[Call, Q], Awaitable[Any]]) -> Route:
 
 def on_each(kind: type[Q], handler: Callable[[Call, list[Q | Invalid]], Awaitable[Any]]) -> Route:
     async def read(call: Call) -> Any:
-        return await handler(call, decode_each(kind, call.body))
+        return await handler(call, read_each(call.body, kind))
 
     return Route(kind, read)
 

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import NODEFAULT
 
 from hawker.errors import Invalid
-from hawker.model.json_reading import read_each, read_json
+from hawker.model.json_reading import read_json
 from hawker.model.op import JSON, Declared
 
 Q = TypeVar("Q", bound=Declared[Any])
@@ -131,11 +131,6 @@ def decode(
             if name not in op.either or getattr(inner, name) is not None:
                 values[name] = getattr(inner, name)
     return kind(**values)
-
-
-def decode_each(kind: type[Q], body: bytes) -> list[Q | Invalid]:
-    """The requests of a batch: one that does not read is told so, and the others are not concerned."""
-    return read_each(body, kind)
 
 
 # --- the query -------------------------------------------------------------------------------------------------------
