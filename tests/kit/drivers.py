@@ -17,7 +17,7 @@ from hawker.worker.drivers.base import Exit, InstanceSpec, Limits, LogLine, Term
 from hawker.worker.drivers.driver import Driver, OpensTerminals, Resizes, Suspends, needed
 from hawker.worker.drivers.refusals import SupervisorLost
 from hawker.worker.drivers.supervised import SupervisedDriver
-from hawker.worker.drivers.versions import Peer
+from hawker.worker.drivers.versions import RunningSupervisor
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
 AddImage = Callable[[str, Mapping[str, object], Sequence[Sequence[Entry]]], str]
@@ -98,7 +98,7 @@ class Opened:
     async def supervisor(self) -> int:
         """The pid of the shim that keeps the instances."""
         assert isinstance(self.driver, SupervisedDriver)
-        return (await self.driver.supervisor.call(calls.Hello(), Peer)).pid
+        return (await self.driver.supervisor.call(calls.Hello(), RunningSupervisor)).pid
 
     async def replaced(self, old: int) -> bool:
         try:

@@ -26,7 +26,7 @@ from hawker.init.place import shared
 from hawker.supervisor import calls
 from hawker.worker.drivers.base import Instance, InstanceSpec, Publish, Refused, StartFailed, UnknownInstance
 from hawker.worker.drivers.process import ProcessDriver
-from hawker.worker.drivers.versions import Peer
+from hawker.worker.drivers.versions import RunningSupervisor
 
 
 def without_cgroups(directory: Path) -> ProcessDriver:
@@ -39,9 +39,11 @@ class Prespawning(ProcessDriver):
     async def start(self, spec: InstanceSpec) -> Instance:
         if self._finding:
             await self._finding
-        await self.supervisor.call(calls.Hello(), Peer)  # a start is prespawned only where a supervisor is there
+        await self.supervisor.call(
+            calls.Hello(), RunningSupervisor
+        )  # a start is prespawned only where a supervisor is there
         if self.prespawn(spec):
-            await self.supervisor.call(calls.Hello(), Peer)
+            await self.supervisor.call(calls.Hello(), RunningSupervisor)
             self.release_start(spec)
         return await super().start(spec)
 

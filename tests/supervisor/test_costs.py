@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
+from msgspec.structs import replace
 from tests.kit.waiting import eventually
 
 from hawker.init.place import shared
 from hawker.supervisor import calls
 from hawker.worker.drivers.base import Exit, InstanceSpec, Limits
+from hawker.worker.drivers.driver_set import DriverSet
 from hawker.worker.drivers.process import ProcessDriver
-from hawker.worker.drivers.versions import Peer
+from hawker.worker.drivers.versions import RunningSupervisor
 
 LIVES = 10
+FUNCTIONS = 25
+"""How many of Hawker's functions a start enters, coroutines counted whenever they go on."""
 MESSAGES = 8
-"""To the supervisor: what is foreseen, the start, the destroy, the purge. From it: the answers to the last three, and
-the end."""
+"""The daemon sends what it prespawns, the start, the destroy and the purge. The supervisor sends the answers to the last
+three, and the end."""
 
 
 class Relay:
@@ -95,12 +101,12 @@ async def test_a_programs_life_is_eight_messages(tmp_path: Path) -> None:
     programs = shared() or tmp_path / "programs"
     first = ProcessDriver(tmp_path / "process", cgroups=False, programs=programs)
     await first.open(ends.put_nowait)
-    await first.supervisor.call(calls.Hello(), Peer)
+    await first.supervisor.call(calls.Hello(), RunningSupervisor)
     await first.close()
     async with relayed(tmp_path / "process") as relay:
         driver = ProcessDriver(tmp_path / "process", cgroups=False, programs=programs)
         await driver.open(ends.put_nowait)
-        await driver.supervisor.call(calls.Hello(), Peer)
+        await driver.supervisor.call(calls.Hello(), RunningSupervisor)
         try:
 
             async def can_prespawn() -> bool:
@@ -115,3 +121,39 @@ async def test_a_programs_life_is_eight_messages(tmp_path: Path) -> None:
         finally:
             await driver.supervisor.shut_down(grace_s=0)
             await driver.close()
+
+
+async def test_a_start_enters_few_functions_on_its_way_to_the_supervisor(tmp_path: Path) -> None:
+    """From the runtime that a machine's row names to the answer: what is announced with `prespawn` is asked for as it
+    is, and nothing forwards."""
+    entered: list[str] = []
+
+    def enter(frame: FrameType, event: str, argument: object) -> None:
+        code = frame.f_code
+        if event == "call" and "/hawker/" in code.co_filename and not code.co_name.startswith("<"):
+            entered.append(f"{Path(code.co_filename).stem}.{code.co_qualname}")
+
+    driver = ProcessDriver(tmp_path / "process", cgroups=False, programs=shared() or tmp_path / "programs")
+    drivers = DriverSet({"process": driver})
+    await drivers.open(lambda ended: None)
+    try:
+        await driver.supervisor.call(calls.Hello(), RunningSupervisor)
+
+        async def can_prespawn() -> bool:
+            return driver.prespawn(spec(0))
+
+        await eventually(can_prespawn, "what waits for a program is compiled")
+        one = replace(spec(1), argv=["/bin/sleep", "60"])
+        sys.setprofile(enter)
+        try:
+            prespawning = drivers.of("process").abilities.prespawning
+            assert prespawning
+            assert prespawning.prespawn(one)
+            prespawning.release_start(one)
+            await drivers.of("process").start(one)
+        finally:
+            sys.setprofile(None)
+        assert len(entered) <= FUNCTIONS, entered
+    finally:
+        await drivers.stop_all(grace_s=0)
+        await drivers.close()

@@ -19,7 +19,7 @@ from hawker.init.place import shared
 from hawker.supervisor import calls
 from hawker.worker.drivers.base import Exit, Instance, StartFailed, Stats
 from hawker.worker.drivers.supervisor import Supervisor
-from hawker.worker.drivers.versions import Peer
+from hawker.worker.drivers.versions import RunningSupervisor
 
 LIMITS = calls.Limits(cpu_millis=100, memory_mib=64, pids=64)
 KEY = "run/launch"
@@ -39,7 +39,7 @@ class Prespawning(Supervisor):
 
     async def blank(self) -> list[int]:
         """Processes that were told nothing yet."""
-        own = (await self.call(calls.Hello(), Peer)).pid
+        own = (await self.call(calls.Hello(), RunningSupervisor)).pid
         return [pid for pid in children_of(own) if "standby-" in command(pid)[0]]
 
 
@@ -57,7 +57,7 @@ async def supervisor(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIte
     connection.ends = []
     await connection.open(connection.ends.append)
     connection.keep_standby(str(program("standby", shared() or tmp_path)))
-    await connection.call(calls.Hello(), Peer)
+    await connection.call(calls.Hello(), RunningSupervisor)
     yield connection
     await connection.shut_down(grace_s=0)
     await connection.close()
@@ -116,7 +116,7 @@ async def test_what_was_let_go_is_known_whether_or_not_it_was_ordered(supervisor
         await supervisor.open(lambda ended: None)
     elif end == "supervisor killed":
         await until(lambda: marked(mark) == [pid])
-        os.kill((await supervisor.call(calls.Hello(), Peer)).pid, signal.SIGKILL)
+        os.kill((await supervisor.call(calls.Hello(), RunningSupervisor)).pid, signal.SIGKILL)
     elif end == "another order":
         assert (await supervisor.call(start("/bin/sleep", word()), Instance)).pid == pid
 
@@ -190,7 +190,7 @@ async def test_it_leaves_nothing_without_its_order(supervisor: Prespawning, end:
         await supervisor.close()
         await supervisor.open(lambda ended: None)
     elif end == "supervisor killed":
-        os.kill((await supervisor.call(calls.Hello(), Peer)).pid, signal.SIGKILL)
+        os.kill((await supervisor.call(calls.Hello(), RunningSupervisor)).pid, signal.SIGKILL)
     elif end == "destroyed":
         await supervisor.call(calls.Destroy(key=KEY, force=True))
     elif end == "host shuts down":
@@ -206,7 +206,7 @@ async def nothing_left(supervisor: Prespawning, mark: str, but: tuple[str, ...] 
     assert await supervisor.call(calls.ListInstances(), list[Instance]) == []
 
     async def clean() -> bool:
-        await supervisor.call(calls.Hello(), Peer)
+        await supervisor.call(calls.Hello(), RunningSupervisor)
         files = [name for name in os.listdir(supervisor.directory / "run") if not name.startswith("blank.")]
         files += [name for name in os.listdir(supervisor.directory / "work") if name not in but]
         return not files and not cgroups.machine_groups(supervisor.directory)
@@ -225,7 +225,7 @@ async def test_processes_are_kept_ready_as_long_as_a_daemon_is_there(supervisor:
     if end == "daemon gone":
         await supervisor.close()
     else:
-        os.kill((await supervisor.call(calls.Hello(), Peer)).pid, signal.SIGKILL)
+        os.kill((await supervisor.call(calls.Hello(), RunningSupervisor)).pid, signal.SIGKILL)
     for each in kept:
         await gone(pid=each)
 

@@ -19,7 +19,7 @@ from hawker.worker.drivers.base import Exit, Instance, StartFailed, UnknownInsta
 from hawker.worker.drivers.supervised import Made
 from hawker.worker.drivers.supervisor import Supervisor
 from hawker.worker.drivers.terminal import converse
-from hawker.worker.drivers.versions import Peer
+from hawker.worker.drivers.versions import RunningSupervisor
 from hawker.worker.drivers.wire import encoded
 
 LIMITS = calls.Limits(cpu_millis=100, memory_mib=64, pids=64)
@@ -29,7 +29,7 @@ KEY = "run/launch"
 async def run(supervisor: Supervisor) -> int:
     """Gives the supervisor's pid."""
     await supervisor.call(calls.Start(key=KEY, machine="m", argv=["/bin/sleep", "60"], env={}, limits=LIMITS), Instance)
-    return (await supervisor.call(calls.Hello(), Peer)).pid
+    return (await supervisor.call(calls.Hello(), RunningSupervisor)).pid
 
 
 def container(*, runtime: str, size_mib: int) -> calls.MakeContainer:
@@ -57,7 +57,7 @@ async def test_commands_that_cannot_be_started_leave_no_descriptors(supervisor: 
             await supervisor.call(calls.Execute(key=KEY, argv=argv, stdin="", env={}, timeout_s=1), once=True)
     with pytest.raises(StartFailed):
         await supervisor.call(calls.Execute(key=KEY, argv=["true"], stdin="", env={"A=B": ""}, timeout_s=1), once=True)
-    await supervisor.call(calls.Hello(), Peer)  # answered once all of the last request is done
+    await supervisor.call(calls.Hello(), RunningSupervisor)  # answered once all of the last request is done
     assert len(os.listdir(f"/proc/{pid}/fd")) == before
 
 
@@ -68,7 +68,7 @@ async def test_a_record_of_a_newer_version_is_taken_over_as_far_as_it_is_known(s
     record.write_text(record.read_text() + '\n{"of_tomorrow": [1]}\n')
     [shown] = await supervisor.call(calls.ListInstances(), list[Instance])
     assert (shown.key, shown.exit) == (KEY, None)
-    assert (await supervisor.call(calls.Hello(), Peer)).pid != pid
+    assert (await supervisor.call(calls.Hello(), RunningSupervisor)).pid != pid
 
 
 async def test_an_end_that_is_none_costs_nobody_the_connection(supervisor: Supervisor) -> None:
@@ -103,7 +103,7 @@ async def test_what_a_killed_supervisor_was_removing_is_removed_by_the_next(supe
     os.kill(pid, signal.SIGKILL)
     left = supervisor.directory / "trash" / "17" / "deep"
     left.mkdir(parents=True)
-    await supervisor.call(calls.Hello(), Peer)
+    await supervisor.call(calls.Hello(), RunningSupervisor)
     await asyncio.to_thread(wait_until, lambda: not os.listdir(left.parents[1]), "it is gone")
 
 
@@ -166,7 +166,7 @@ async def test_a_container_that_the_host_leaves_no_place_for_can_be_made_once_it
     connection = Supervisor(there, "--mounts", "--no-cgroups")
     request = container(runtime="/no/runtime", size_mib=0)
     try:
-        await connection.call(calls.Hello(), Peer)
+        await connection.call(calls.Hello(), RunningSupervisor)
         (there / "roots" / "m").write_text("in the way")
         for _ in range(2):
             async with asyncio.timeout(30):

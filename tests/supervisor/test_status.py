@@ -14,7 +14,7 @@ from hawker.supervisor import calls
 from hawker.worker.drivers.base import Exit, Instance, Process
 from hawker.worker.drivers.refusals import SupervisorLost
 from hawker.worker.drivers.supervisor import Supervisor
-from hawker.worker.drivers.versions import Peer
+from hawker.worker.drivers.versions import RunningSupervisor
 
 LIMITS = calls.Limits(cpu_millis=100, memory_mib=64, pids=64)
 KEY = "run/launch"
@@ -111,12 +111,12 @@ async def test_one_that_is_killed_before_it_says_is_known_to_be_killed(superviso
 async def test_what_it_says_is_not_lost_with_a_killed_supervisor(supervisor: Supervisor) -> None:
     script = """trap 'echo "{\\"code\\": 7}" >> /proc/$$/fd/{status}; exit 1' TERM; while :; do sleep 0.02; done"""
     await run(supervisor, script, status=True)
-    first = (await supervisor.call(calls.Hello(), Peer)).pid
+    first = (await supervisor.call(calls.Hello(), RunningSupervisor)).pid
     os.kill(first, signal.SIGKILL)
 
     async def replaced() -> bool:
         try:
-            return bool((await supervisor.call(calls.Hello(), Peer)).pid != first)
+            return bool((await supervisor.call(calls.Hello(), RunningSupervisor)).pid != first)
         except SupervisorLost:
             return False
 

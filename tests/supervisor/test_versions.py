@@ -20,7 +20,7 @@ from hawker.supervisor.wire import request_of
 from hawker.worker.drivers.base import Exit, Instance, NotSupported, StartFailed
 from hawker.worker.drivers.supervised import Made
 from hawker.worker.drivers.supervisor import Supervisor
-from hawker.worker.drivers.versions import Peer
+from hawker.worker.drivers.versions import RunningSupervisor
 from hawker.worker.drivers.wire import encoded
 
 ANOTHER = """
@@ -112,7 +112,7 @@ async def test_one_under_which_nothing_runs_is_replaced_at_once(
 ) -> None:
     old = start(hello)
     await supervisor.open(lambda ended: None)
-    met = await supervisor.call(calls.Hello(), Peer)
+    met = await supervisor.call(calls.Hello(), RunningSupervisor)
     assert (met.protocol, met.features) == (PROTOCOL, frozenset(features([])))
     assert old.wait() == -9
 
@@ -137,7 +137,7 @@ async def test_one_that_is_needed_is_not_asked_what_it_does_not_understand_and_r
     assert told == ["a/launch", "b/launch"]
 
     async def replaced() -> bool:
-        return bool((await supervisor.call(calls.Hello(), Peer)).pid != old.pid)
+        return bool((await supervisor.call(calls.Hello(), RunningSupervisor)).pid != old.pid)
 
     await eventually(replaced, "a supervisor of this version serves")
     assert await asyncio.to_thread(old.wait) == -9

@@ -88,6 +88,16 @@ class TmpfsAt:
     size_mib: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class _OfInstance:
+    key: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OfMachine:
+    machine: str
+
+
 # --- the whole -------------------------------------------------------------------------------------------------------
 
 
@@ -209,39 +219,31 @@ class MakeTree:
     note: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReleaseContainer:
+class ReleaseContainer(_OfInstance):
     """Let the program of a container that was made start. Reply: the instance."""
 
     op: ClassVar[str] = "go"
-    key: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class DiscardContainer:
+class DiscardContainer(_OfInstance):
     """Remove a container whose program was not released."""
 
     op: ClassVar[str] = "unmake"
-    key: str
 
 
 # --- one instance ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Inspect:
+class Inspect(_OfInstance):
     """Reply: the instance."""
 
     op: ClassVar[str] = "inspect"
-    key: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wait:
+class Wait(_OfInstance):
     """Reply, once it has ended: its exit."""
 
     op: ClassVar[str] = "wait"
-    key: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,16 +272,12 @@ class Signal:
     signal: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Suspend:
+class Suspend(_OfInstance):
     op: ClassVar[str] = "suspend"
-    key: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Resume:
+class Resume(_OfInstance):
     op: ClassVar[str] = "resume"
-    key: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,20 +287,16 @@ class Resize:
     limits: Limits
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReadStats:
+class ReadStats(_OfInstance):
     """Reply: cpu seconds, bytes of memory, processes."""
 
     op: ClassVar[str] = "stats"
-    key: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class ListProcesses:
+class ListProcesses(_OfInstance):
     """Reply: the live processes of the instance."""
 
     op: ClassVar[str] = "processes"
-    key: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,26 +329,20 @@ class Converse:
 # --- one machine -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Purge:
+class Purge(_OfMachine):
     """Remove the machine's directory and its log but for its end."""
 
     op: ClassVar[str] = "purge"
-    machine: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Follow:
+class Follow(_OfMachine):
     """Send an event whenever the machine's log has grown."""
 
     op: ClassVar[str] = "follow"
-    machine: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unfollow:
+class Unfollow(_OfMachine):
     op: ClassVar[str] = "unfollow"
-    machine: str
 
 
 Request = (

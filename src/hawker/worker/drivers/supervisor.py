@@ -41,7 +41,7 @@ from hawker.telemetry import get_logger
 from hawker.worker.drivers.base import Exit, LogLine
 from hawker.worker.drivers.logs import follow_lines, tail_lines
 from hawker.worker.drivers.refusals import SupervisorLost
-from hawker.worker.drivers.versions import Peer, runs_nothing
+from hawker.worker.drivers.versions import RunningSupervisor, runs_nothing
 from hawker.worker.drivers.wire import Wire
 
 CONNECT_S = 10.0
@@ -128,14 +128,14 @@ class Supervisor:
         """Have standby processes ready, which run this file."""
         self._standby = program
         wire = self._wire
-        if wire and wire.peer and PRESPAWN in wire.peer.features:
+        if wire and wire.supervisor and PRESPAWN in wire.supervisor.features:
             wire.tell(KeepStandby(program=program))
 
     def prespawn(self, start: Start) -> bool:
         """Say that this start will be asked for. False where no supervisor is there that can prepare it, or no standby
         processes are kept."""
         wire = self._wire
-        if not (self._standby and wire and wire.peer and PRESPAWN in wire.peer.features):
+        if not (self._standby and wire and wire.supervisor and PRESPAWN in wire.supervisor.features):
             return False
         wire.tell(Prespawn(standby=self._standby, start=start))
         return True
@@ -243,14 +243,14 @@ class Supervisor:
                         self._spawn()
                         wire = await self._dial_soon()
                     try:
-                        peer = msgspec.convert(await wire.call(Hello()), Peer)
-                        self._outdated = peer.outdated(self._options)
-                        if self._outdated and runs_nothing(peer.instances) and not replaced:
+                        running = msgspec.convert(await wire.call(Hello()), RunningSupervisor)
+                        self._outdated = running.outdated(self._options)
+                        if self._outdated and runs_nothing(running.instances) and not replaced:
                             await wire.close()
                             wire, replaced = None, True
-                            await peer.end()
+                            await running.end()
                             continue
-                        wire.peer = peer
+                        wire.supervisor = running
                         for machine, wakeups in list(self._followers.items()):
                             await wire.call(Follow(machine=machine))
                             for wakeup in wakeups:
@@ -269,7 +269,7 @@ class Supervisor:
         self._wire = wire
         if self._standby:
             self.keep_standby(self._standby)
-        for shown in peer.instances:
+        for shown in running.instances:
             if shown["exit"]:
                 self._ended(shown["exit"])
         return wire
@@ -331,8 +331,8 @@ class Supervisor:
 
     async def _replace(self, wire: Wire) -> None:
         with contextlib.suppress(SupervisorLost):
-            if wire.peer and runs_nothing(await wire.call(ListInstances())):
-                await wire.peer.end()
+            if wire.supervisor and runs_nothing(await wire.call(ListInstances())):
+                await wire.supervisor.end()
 
     def _ended(self, told: Any) -> None:
         """Report an exit. One that cannot be read, perhaps from another version, must not cost the connection and all

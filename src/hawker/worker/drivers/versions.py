@@ -22,8 +22,8 @@ from hawker.worker.drivers.base import StartFailed
 ENDED_S = 5.0
 
 
-class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """The supervisor on the other side, as its hello says."""
+class RunningSupervisor(msgspec.Struct, frozen=True, kw_only=True):
+    """The supervisor that a daemon is connected to, as its hello says."""
 
     pid: int
     protocol: int = 0

@@ -14,7 +14,7 @@ import msgspec
 from hawker.supervisor.calls import Request
 from hawker.supervisor.protocol import fields_of
 from hawker.worker.drivers.refusals import SupervisorLost, told
-from hawker.worker.drivers.versions import Peer
+from hawker.worker.drivers.versions import RunningSupervisor
 
 
 class Wire(asyncio.Protocol):
@@ -25,7 +25,7 @@ class Wire(asyncio.Protocol):
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
         self._numbers = count()
-        self.peer: Peer | None = None  # until its hello
+        self.supervisor: RunningSupervisor | None = None  # until its hello
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._rest = b""
         self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -57,12 +57,12 @@ class Wire(asyncio.Protocol):
     async def call(self, request: Request) -> Any:
         if self._transport is None or self._transport.is_closing():
             raise SupervisorLost()
-        if self.peer:
-            self.peer.check(request)
+        if self.supervisor:
+            self.supervisor.check(request)
         number = next(self._numbers)
         future = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
-        self._transport.write(encoded(number, request, self.peer))
+        self._transport.write(encoded(number, request, self.supervisor))
         try:
             return await future
         finally:
@@ -70,9 +70,9 @@ class Wire(asyncio.Protocol):
 
     def tell(self, request: Request) -> None:
         """Send a request that has no reply."""
-        assert self.peer is not None  # its hello was waited for
+        assert self.supervisor is not None  # its hello was waited for
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(encoded(next(self._numbers), request, self.peer))
+            self._transport.write(encoded(next(self._numbers), request, self.supervisor))
 
     async def close(self) -> None:
         """Returns once the socket is closed."""
@@ -81,8 +81,8 @@ class Wire(asyncio.Protocol):
             await asyncio.shield(self._gone)
 
 
-def encoded(number: int, request: Request, peer: Peer | None) -> bytes:
-    fields = fields_of(request, peer.features) if peer else vars(request)
+def encoded(number: int, request: Request, supervisor: RunningSupervisor | None) -> bytes:
+    fields = fields_of(request, supervisor.features) if supervisor else vars(request)
     message = {"id": number, "op": request.op, **fields}
     try:
         return msgspec.json.encode(message) + b"\n"

@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from hawker.errors import ImageError
@@ -107,11 +107,6 @@ class Disks:
         """Remove an image's disk. A machine that runs on it keeps it until it ends. Unknown digest: success."""
         with contextlib.suppress(FileNotFoundError):
             self.path(digest).unlink()
-
-    def forget_all_but(self, needed: Container[str]) -> None:
-        for digest in self.made():
-            if digest not in needed:
-                self.forget(digest)
 
     async def empty(self, path: Path, size_mib: int, *, journal: bool, owner: int = 0) -> None:
         """Make a machine's disk at `path`: an empty ext4 of this size (0: the usual one), with a journal if it is to be
