@@ -24,8 +24,8 @@ LIVES = 10
 FUNCTIONS = 25
 """How many of Hawker's functions a start enters, coroutines counted whenever they go on."""
 MESSAGES = 8
-"""The daemon sends what it prespawns, the start, the destroy and the purge. The supervisor sends the answers to the last
-three, and the end."""
+"""The daemon sends what it prespawns, the start, the destroy and the purge. The supervisor sends the answers to the
+last three, and the end."""
 
 
 class Relay:
