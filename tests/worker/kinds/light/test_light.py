@@ -144,6 +144,10 @@ async def test_a_row_that_breaks_a_rule_of_its_kind_is_not_written(tmp_path: Pat
     await worker.close()
 
 
+def test_the_life_of_a_light_is_a_page() -> None:
+    assert "| off | on | power, tell |" in light(Lamps(World(live(), {}))).life()
+
+
 # --- crashes ---------------------------------------------------------------------------------------------------------
 
 
