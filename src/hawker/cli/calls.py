@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hawker.model.app_calls import *  # noqa: F403
+    from hawker.model.calls import *  # noqa: F403
     from hawker.model.fleet_calls import *  # noqa: F403
     from hawker.model.image_api import *  # noqa: F403
     from hawker.model.inside_api import *  # noqa: F403
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        for room in ("app_calls", "machine_calls", "fleet_calls", "inside_api", "image_api"):
+        for room in ("app_calls", "machine_calls", "fleet_calls", "inside_api", "image_api", "calls"):
             found = getattr(import_module(f"hawker.model.{room}"), name, None)
             if found is not None:
                 return found

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from hawker.model import api
 from hawker.model.call_bases import APP, START_S, OfApp, WaitStart
-from hawker.model.op import Op, Request
+from hawker.model.op import Op, Request, declared_in
 
 
 class ListApps(Request[api.Apps]):
@@ -47,13 +47,6 @@ class ShowApp(OfApp[api.App]):
     op = Op("Apps_show", "GET", APP, served="broker", also=api.Machine)
 
 
-class FindMachine(Request[api.Machine], kw_only=False):
-    """Get a machine by its id alone, as in the original article: what `ShowApp` is with an id in the app's place."""
-
-    op = Op("Article_show", "GET", "/v1/apps/{machine_id}", served="broker")
-    machine_id: str
-
-
 class DeleteApp(OfApp[api.Ok]):
     """Delete an app and its machines; with a machine's id in its place that, as in the original article."""
 
@@ -85,4 +78,4 @@ class StopById(Request[api.Ok], kw_only=False):
     timeout: str | int | None = None
 
 
-APP_CALLS = (ListApps, CreateApp, ShowApp, DeleteApp, StartById, StopById)
+APP_CALLS = declared_in(globals())

@@ -31,6 +31,13 @@ class ShowHealth(Request[api.Health]):
     op = Op("Health", "GET", "/health", served="any", refuses=(503,))
 
 
+class FindMachine(Request[api.Machine], kw_only=False):
+    """Get a machine by its id alone, as in the original article: what `ShowApp` is with an id in the app's place."""
+
+    op = Op("Article_show", "GET", "/v1/apps/{machine_id}", served="broker")
+    machine_id: str
+
+
 CALLS: tuple[type[Declared[Any]], ...] = (
     *MACHINE_CALLS,
     *APP_CALLS,

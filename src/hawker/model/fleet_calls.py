@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from hawker.model import api
-from hawker.model.op import EVENTS, EVENTS_QUIET_S, Op, Request, StreamRequest
+from hawker.model.op import EVENTS, EVENTS_QUIET_S, Op, Request, StreamRequest, declared_in
 
 WORKER = "/v1/hawker/workers/{name}"
 RUN = "/v1/hawker/runs/{run_id}"
@@ -150,18 +150,4 @@ class ListMembers(Request[list[api.Member]]):
     op = Op("Hawker_members", "GET", "/v1/hawker/members", served="any", refuses=(412,), extension=True)
 
 
-FLEET_CALLS = (
-    ListRegions,
-    FindRoom,
-    ListWorkers,
-    CordonWorker,
-    UncordonWorker,
-    ForgetWorker,
-    ListRuns,
-    ShowRun,
-    RetryRun,
-    CancelRun,
-    RunSql,
-    Subscribe,
-    ListMembers,
-)
+FLEET_CALLS = declared_in(globals())

@@ -9,11 +9,10 @@ from msgspec import UNSET, Meta, UnsetType
 
 from hawker.model.api import Body, Ok
 from hawker.model.image import Image
-from hawker.model.op import BYTES, EVENTS, EVENTS_QUIET_S, Op, Request, StreamRequest
+from hawker.model.op import BYTES, EVENTS, EVENTS_QUIET_S, Op, Request, StreamRequest, declared_in
 
 PART_BYTES = 4 << 20
 """What a client sends at once of an upload."""
-PART_BYTES_MAX = 16 << 20
 
 Name = Annotated[str, Meta(min_length=1, max_length=1024)]
 
@@ -271,18 +270,7 @@ class ImportImage(StreamRequest[ImageEvent]):
     config: BuildConfig = BuildConfig()
 
 
-IMAGE_CALLS = (
-    ListImages,
-    RemoveImage,
-    ShowImage,
-    PullImage,
-    PrefetchImage,
-    PushImage,
-    BeginUpload,
-    Upload,
-    DropUpload,
-    ImportImage,
-)
+IMAGE_CALLS = declared_in(globals())
 
 
 # --- between agents ---------------------------------------------------------------------------------------------------

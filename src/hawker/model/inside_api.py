@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from hawker.model.api import Body, Ok
 from hawker.model.call_bases import MACHINE, OfLeasedMachine, OfMachine, StreamOfMachine
-from hawker.model.op import BYTES, Op
+from hawker.model.op import BYTES, Op, declared_in
 
 AWAY_S = 30.0
 FIRST_S = 10.0
@@ -164,13 +164,4 @@ class CloseSession(OfMachine[Ok], kw_only=False):
     session_id: str
 
 
-INSIDE_CALLS = (
-    ShowMemory,
-    SetMemory,
-    OpenSession,
-    Connect,
-    ReadSession,
-    WriteSession,
-    ResizeSession,
-    CloseSession,
-)
+INSIDE_CALLS = declared_in(globals())

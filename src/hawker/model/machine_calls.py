@@ -18,7 +18,7 @@ from hawker.model.call_bases import (
     StreamOfMachine,
     WaitStart,
 )
-from hawker.model.op import NDJSON, Op
+from hawker.model.op import NDJSON, Op, declared_in
 
 EXEC_S = 3700.0
 """A broker holds the line for so long for a command that is run."""
@@ -340,33 +340,4 @@ class ExplainMachine(OfMachine[dict[str, Any]]):
     op = Op("Machines_explain", "GET", f"{MACHINE}/explain", extension=True)
 
 
-MACHINE_CALLS = (
-    CreateMachine,
-    ListMachines,
-    ShowMachine,
-    UpdateMachine,
-    DestroyMachine,
-    StartMachine,
-    StopMachine,
-    SuspendMachine,
-    RestartMachine,
-    SignalMachine,
-    WaitForMachine,
-    ExecInMachine,
-    ListProcesses,
-    ListEvents,
-    ListVersions,
-    CordonMachine,
-    UncordonMachine,
-    ShowLease,
-    AcquireLease,
-    ReleaseLease,
-    ShowMetadata,
-    ReplaceMetadata,
-    MergeMetadata,
-    ShowMetadataKey,
-    SetMetadataKey,
-    DeleteMetadataKey,
-    FollowLogs,
-    ExplainMachine,
-)
+MACHINE_CALLS = declared_in(globals())

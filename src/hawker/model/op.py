@@ -15,6 +15,7 @@ is the body.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from inspect import cleandoc
 from typing import Any, ClassVar, Generic, Literal, TypeVar, dataclass_transform, get_args
@@ -112,3 +113,9 @@ def summary_of(kind: type[Declared[Any]]) -> tuple[str, str]:
     """The first paragraph of a call's docstring without its full stop, and the rest."""
     summary, _, rest = cleandoc(kind.__doc__ or "").partition("\n\n")
     return " ".join(summary.split()).removesuffix("."), " ".join(rest.split())
+
+
+def declared_in(names: Mapping[str, Any]) -> tuple[type[Declared[Any]], ...]:
+    """The public calls among a module's names, in the order in which they are declared."""
+    kinds = [each for each in names.values() if isinstance(each, type) and "op" in vars(each)]
+    return tuple(kind for kind in kinds if issubclass(kind, Declared) and kind.op.callers == "users")

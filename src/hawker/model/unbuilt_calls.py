@@ -10,7 +10,7 @@ from typing import Any
 
 from hawker.model.api import Body
 from hawker.model.call_bases import APP, OfApp
-from hawker.model.op import Declared, Op, reply_of
+from hawker.model.op import Declared, Op, declared_in, reply_of
 
 
 class Secrets(Body, frozen=True):
@@ -77,7 +77,7 @@ class ListCertificates(OfApp[Certificates]):
     limit: int | None = None
 
 
-UNBUILT_CALLS = (ListVolumes, ListSnapshots, ListSecrets, ListSecretKeys, ListAddresses, ListCertificates)
+UNBUILT_CALLS = declared_in(globals())
 
 
 def empty(kind: type[Declared[Any]]) -> Any:
