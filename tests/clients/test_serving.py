@@ -17,8 +17,9 @@ from hawker.host import Host
 from hawker.http.app import AGENT, Serving, Tokens
 from hawker.http.call import BATCH_BYTES_MAX, BODY_BYTES_MAX, Call
 from hawker.http.handlers import on, unread
+from hawker.model.agent_calls import ShowHealth
 from hawker.model.app_calls import CreateApp, ListApps
-from hawker.model.calls import CALLS, ShowHealth
+from hawker.model.calls import CALLS
 from hawker.model.config import CONFIG_BYTES_MAX
 from hawker.model.market import LocateMachine, Order, ReleaseOrder
 from hawker.telemetry import Metrics, logs_into

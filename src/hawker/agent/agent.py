@@ -23,7 +23,7 @@ from hawker.errors import NotFound
 from hawker.host import Host
 from hawker.http.app import Serving, Tokens, reply
 from hawker.http.handlers import Route, unread
-from hawker.model.agent_calls import ShowMetrics, ShowProxyHealth
+from hawker.model.agent_calls import ShowHealth, ShowMetrics, ShowProxyHealth
 from hawker.model.values import host_port
 from hawker.services import Service
 from hawker.telemetry import METRICS_CONTENT_TYPE, Metrics
@@ -275,7 +275,6 @@ class Agent:
     def _reader_app(self, reading: CatalogApi) -> ASGIApp:
         """What an agent serves that has neither worker nor broker: the catalog, its health, its metrics."""
         from hawker.catalog.read.api import health
-        from hawker.model.calls import ShowHealth
 
         async def tell_health(call: Call) -> Response:
             return health("proxy", self.settings.name, reading)

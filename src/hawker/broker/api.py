@@ -35,9 +35,10 @@ from hawker.http.image_calls import image_routes
 from hawker.http.openapi import document
 from hawker.model import api, views
 from hawker.model import fleet_calls as calls
+from hawker.model.agent_calls import ShowHealth
 from hawker.model.app_calls import CreateApp, DeleteApp, ListApps, ShowApp
 from hawker.model.call_bases import NONCE, OfApp
-from hawker.model.calls import ShowHealth, ShowOpenApi
+from hawker.model.calls import ShowOpenApi
 from hawker.model.config import accept_config
 from hawker.model.guest import RESOURCES, Guest, Resources, check_guest
 from hawker.model.machine_calls import CreateMachine, ListMachines

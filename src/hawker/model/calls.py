@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from hawker.model import api
+from hawker.model.agent_calls import ShowHealth
 from hawker.model.app_calls import APP_CALLS
 from hawker.model.fleet_calls import FLEET_CALLS
 from hawker.model.image_api import IMAGE_CALLS
@@ -23,12 +24,6 @@ class ShowOpenApi(Request[dict[str, Any]]):
     """This document."""
 
     op = Op("OpenAPI", "GET", "/openapi.json", served="broker")
-
-
-class ShowHealth(Request[api.Health]):
-    """Whether this agent should get traffic."""
-
-    op = Op("Health", "GET", "/health", served="any", refuses=(503,))
 
 
 class FindMachine(Request[api.Machine], kw_only=False):

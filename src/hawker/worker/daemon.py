@@ -24,7 +24,7 @@ from hawker.http.app import Serving, Tokens
 from hawker.http.call import Call
 from hawker.http.handlers import Route, unread
 from hawker.images.base import ImageSource
-from hawker.model.calls import ShowHealth
+from hawker.model.agent_calls import ShowHealth
 from hawker.network.base import HostNetwork
 from hawker.plugins import installed
 from hawker.services import opened
