@@ -56,7 +56,7 @@ def imported(config: Path, what: str) -> set[str]:
 @pytest.mark.parametrize(
     ("roles", "unwanted", "most"),
     [
-        ('[worker]\nlisten = "{}"\ncgroups = false\n', [*BROKERS, *PROXYS, *NEIGHBOURS], 645),
+        ('[worker]\nlisten = "{}"\ncgroups = false\n', [*BROKERS, *PROXYS, *NEIGHBOURS], 652),
         (
             '[worker]\nlisten = "{}"\ncgroups = false\ndrivers = ["process"]\n',
             [*BROKERS, *PROXYS, *CONTAINERS, *NEIGHBOURS],
