@@ -50,8 +50,8 @@ async def test_what_a_kill_left_of_bytes_on_their_way_in_or_out_goes_at_the_next
     assert blobs.partials() == {}
     reopened = Blobs(tmp_path)
     assert not left.exists()
-    await reopened.let_go(digest)
-    await reopened.let_go(digest)  # it is gone
+    await reopened.remove_large(digest)
+    await reopened.remove_large(digest)  # it is gone
     assert digest not in reopened
     assert files(tmp_path) == []
 

@@ -1,1 +1,2 @@
-"""Images: fetched from registries, other workers, tars and directories; checked, kept by content, unpacked, let go."""
+"""Images: this package fetches them from registries, other workers, tars and directories, checks and unpacks them,
+keeps them by their content, and removes them."""

@@ -41,8 +41,8 @@ class ImageSource(Protocol):
 
     def hold(self, holder: str, digest: str) -> None:
         """Keep an image from garbage collection while a machine or a reservation needs it; `holder` names which. One
-        holder holds one image: holding another lets the first go. Not kept across restarts: whoever knows the machines
-        holds anew for each after opening and calls `collect` only then."""
+        holder holds one image: holding another releases the first. Holds do not outlast a restart: after opening, the
+        worker holds the image of each of its machines again and calls `collect` only then."""
 
     def release(self, holder: str) -> None:
         """Unknown holder: success."""

@@ -311,7 +311,7 @@ class Blobs:
         self._sizes.pop(digest, None)
         self.path(digest).unlink(missing_ok=True)
 
-    async def let_go(self, digest: str) -> None:
+    async def remove_large(self, digest: str) -> None:
         """As `remove`, for large ones: out of sight at once, and another of the digest may come while its bytes, which
         can take a while, are given back."""
         self._sizes.pop(digest, None)

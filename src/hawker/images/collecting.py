@@ -1,7 +1,8 @@
 """Which images, blobs and trees go when room is needed, and which never do.
 
-Never: what somebody holds, what is being fetched, what was used within the last minute (whoever just asked for it is
-about to hold it). What no image needs, left by fetches that broke, is kept for a day so that they can go on.
+Three things never go: what somebody holds, what is being fetched, and what was used within the last minute, because the
+caller that just asked for it is about to hold it. What broken fetches left, and no image needs, stays for a day so that
+they can continue.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ class Collecting:
         needed = self._needed_blobs()
         for digest in blobs:
             if digest in self._blobs and digest not in needed and not self._pulls.is_fetched(digest):
-                await self._blobs.let_go(digest)
+                await self._blobs.remove_large(digest)
                 needed = self._needed_blobs()
 
     def _needed_blobs(self) -> set[str]:

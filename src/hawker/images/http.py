@@ -47,7 +47,7 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 _logger = get_logger()
 
 Content = Callable[[], AsyncIterator[bytes]]
-"""Makes a body anew for each attempt."""
+"""Makes a body; called again for each attempt."""
 
 
 class Again(Exception):

@@ -1,7 +1,7 @@
 """Which images a host has, under which names, used when: a small file for each, read at start-up.
 
 `images/<hex of the manifest's digest>.json`. What the image is made of stands in its manifest and configuration, which
-are blobs; the file adds what they do not tell. One that cannot be read costs its image the names and no more.
+are blobs; the file adds what they do not tell. If the file cannot be read, its image loses the names and nothing else.
 """
 
 from __future__ import annotations

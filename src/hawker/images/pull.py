@@ -31,7 +31,7 @@ from hawker.model.values import ImageRef
 from hawker.telemetry import get_logger
 
 INDEXES_MAX = 3
-"""An index may lead to another (image-index.md)."""
+"""How many indexes may follow on one another: an index may lead to another (image-index.md)."""
 _PEER_S = 10.0
 
 _logger = get_logger()

@@ -274,7 +274,8 @@ class Registries:
             return _location(to, response), offset + self._settings.upload_chunk_bytes
 
     async def _uploaded(self, ref: ImageRef, to: Endpoint, scope: str, location: str) -> tuple[str, int]:
-        """How far an upload came that broke. Raises `Again` when the registry does not know it: it begins anew."""
+        """How far an interrupted upload came. Raises `Again` when the registry does not know the upload, which then
+        starts over."""
         async with self._exchange.send(str(ref), to, "GET", location, scope, expected=(202, 204, 404, 416)) as response:
             if response.status_code in (404, 416):
                 raise Again(f"{to.host} has lost an upload")

@@ -102,8 +102,8 @@ class Images:
         platform: Platform | None = None,
         limits: TreeLimits | None = None,
     ) -> Images:
-        """Take over what is there: an image whose files are damaged is let go, what a killed process left undone is
-        removed or gone on with. Raises `StoreError`, `Invalid`."""
+        """Take over what is there: drop images whose files are damaged, and remove or continue what a killed process
+        left undone. Raises `StoreError`, `Invalid`."""
         images = cls(directory, settings, host, platform=platform, limits=limits)
         await images._open()
         return images
@@ -210,7 +210,7 @@ class Images:
         return (await self._references.describe(reference)).image
 
     async def pull(self, reference: str, progress: Watcher | None = None) -> Image:
-        """Have what the registry now means by it. Raises as `ensure` does; `progress` is called as layers move."""
+        """Fetch what the registry now means by it. Raises as `ensure` does; `progress` is called as layers move."""
         name = name_of(reference)
         end = self._pulls.watchers.add(name, progress) if progress else None
         try:
@@ -220,8 +220,8 @@ class Images:
                 end()
 
     async def add(self, name: str, manifest: bytes, blobs: Mapping[str, bytes | Path]) -> Image:
-        """Have an image that is at hand, under a name: `blobs` are its configuration and those of its layers that are
-        not here, each as bytes or as a file of the same file system, which is taken over. Raises `Invalid`,
+        """Add an image whose parts the caller has, under a name: `blobs` are its configuration and those of its layers
+        that are not here, each as bytes or as a file of the same file system, which is taken over. Raises `Invalid`,
         `ImageError`, `DiskFull`, `StoreError`."""
         return await self._local.add([name_of(name)], manifest, blobs)
 

@@ -1,7 +1,6 @@
-"""One run of the same work, however many ask for it.
-
-Whoever asks while it runs waits for that run. A waiter that is cancelled leaves the others to it; when the last has
-left, the work is cancelled and its end waited for. All waiters get what the work raises.
+"""Runs the same work once, however many ask for it. A caller that asks while it runs waits for that run. A waiter that
+is cancelled leaves the others to it; when the last has left, the work is cancelled and its end waited for. All waiters
+get what the work raises.
 """
 
 from __future__ import annotations

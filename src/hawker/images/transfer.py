@@ -3,9 +3,10 @@
 Whoever is asked goes on where the one before stopped. Bytes that turn out to be wrong are thrown away, all of them, for
 nobody can tell whose they were; then the whole is asked for from one source alone.
 
-Many may want a blob, each with a repository that has it. One of them is asked, and left for the next when it brings
-less than `SLOW_BYTES_PER_S` over `slow_timeout_s`: a registry or worker that trickles holds up nobody who has another.
-When all are slow they are asked again, in turns: the best of late goes on for longer each time, the others are tried.
+Many may want a blob, each with a repository that has it. One source is asked, and left for the next when it brings less
+than `SLOW_BYTES_PER_S` over `slow_timeout_s`: a source that trickles holds up no image that can have the blob from
+another. When all sources are slow they are asked again in turns: the best one lately keeps its turn for longer each
+time, and the others are tried in between.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ T = TypeVar("T")
 
 Peer = Callable[[str, int, int], Awaitable[AsyncIterator[bytes] | None]]
 """Somebody who may have a blob: `(digest, size, offset)` gives its bytes from `offset` on, or None. `size` 0: unknown,
-which is so for manifests. What it raises is taken for "no"."""
+which is so for manifests. Any exception counts as "no"."""
 
 PROGRESS_BYTES = 64 << 10
 """The least that a source must bring within a read time-out, unless less is missing: trickling is no progress."""
@@ -168,7 +169,7 @@ class Transfers:
         reason: HawkerError | None = None
 
         def others() -> list[_Source]:
-            """Registries that were slow of late come last."""
+            """The sources that were not asked yet. Registries that were slow lately come last."""
             found = [_Source(peer=number) for number in range(len(peers))]
             found += sorted(self._sources(repositories()), key=self._was_slow)
             return [source for source in found if source not in asked]

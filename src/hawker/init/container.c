@@ -375,7 +375,7 @@ int main(int argc, char **argv)
 	give_up_terminal();
 
 	if (go_fd >= 0 && !told_to_go(go_fd))
-		return misused("init: it was not let go: whoever made this machine ended first");
+		return misused("init: it was not released: whoever made this machine ended first");
 	if (terminal && open_terminal(terminal, group_count ? first_user + uid : (uid_t)-1) < 0)
 		return misused("init: the program's terminal cannot be made");
 	program = start(argv, &error_fd);

@@ -1,5 +1,5 @@
-/* The terminal of a container's program: its other end is held by the init, which copies what comes out of it to its own
- * standard output. That is a pipe whose reader may die and be followed by another: until then nothing is lost, for the
+/* The terminal of a container's program. The init holds its other end and copies what comes out of it to its own standard
+ * output. That is a pipe whose reader may die and be followed by another one; until then nothing is lost, because the
  * program waits as it would at the pipe itself.
  */
 #include <poll.h>

@@ -1,12 +1,12 @@
-/* What waits in front of a program, as the program's own process: hold WAIT SAY.
+/* A standby process: it waits until it is told which program to become. standby WAIT SAY.
 
-   From WAIT it is told what to become: the length of all that follows, then strings, each with its zero: WAIT's name, a
-   directory, where standard output and standard error go, the number of the user to become ("" for none), the files of
-   its control groups, the program, its words, its environment; before each of these three lists stands how many. Into a
-   group it goes by writing "0" to its file: what waits is one thread, for which that is quick. The next byte decides,
-   whoever wrote it: "g" lets it become the program. It takes WAIT's name away first: as long as that is there, the
-   program has not run. Any other byte, or the end of WAIT, means that whoever held it is gone, or has thought better of
-   it. The end of SAY tells that it waits no more, a number on it why the program cannot be run. */
+   On WAIT come the length of all that follows, then strings, each with its zero: WAIT's name, a directory, where standard
+   output and standard error go, the number of the user to become ("" for none), the files of its control groups, the
+   program, its words, its environment; before each of these three lists stands their count. It enters a group by writing
+   "0" to its file, which is quick for a process of one thread. The next byte, whoever wrote it, decides: "g" lets it
+   become the program. It first removes WAIT's name: as long as that name is there, the program has not run. Any other
+   byte, or the end of WAIT, tells it to end: the daemon that it waited for is gone, or wants it no more. When SAY ends,
+   it waits no more; a number on SAY tells why the program cannot be run. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -69,8 +69,8 @@ class HostNetwork(Protocol):
         attached, and after a restart of the agent as long as it is. After `detach` the IPv4 address may be another."""
 
     def holder(self, protocol: str, port: int) -> str:
-        """Which program of the host has a port, as a sentence; "" for none. No machine's is published there: the
-        program would be cut off. Attaching a machine anew is refused then."""
+        """Which program of the host has a port, as a sentence; "" for none. No machine's port is published there,
+        because the program would be cut off, and attaching such a machine again is refused."""
 
     async def attach_namespace(self, wanted: Wanted, pid: int) -> Attachment:
         """Give the network namespace of a process (made, not yet running its program) its interface `eth0`, configured,

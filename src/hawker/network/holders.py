@@ -1,7 +1,7 @@
 """Which program of the host has a port that a machine's would be published on.
 
 The filters send what comes for a published port to the machine before any program of the host sees it: one that listens
-there would go on, and nobody would reach it. So it is asked first. What is told is of the calling thread's network
+there would go on, and nobody would reach it. So the worker looks first. What is told is of the calling thread's network
 namespace, and of this moment.
 """
 

@@ -64,8 +64,8 @@ class Keeper:
         return device in self._machines
 
     def tidy(self) -> bool:
-        """Without a machine leave nothing on the host, but that it forwards. False: a link is there, of a machine on
-        its way of which nothing else is known yet, or of one that is just going."""
+        """When there are no machines, leave nothing on the host but the setting that it forwards. Returns False if a
+        link is there: its machine is just coming, and nothing else is known of it yet, or just going."""
         if self.idle:
             if self._look().links:
                 return False

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hawker.network.kernel import Kernel
 
 IDLE_S = 5.0
-"""How long filters stay when the last machine has gone: it may come back at once."""
+"""How long filters stay after the last machine has gone: a machine may come back at once."""
 NET_ADMIN, SYS_ADMIN = 12, 21
 POOL_LEAST = 16
 MTU_LEAST, MTU_MOST = 1280, 65_535

@@ -104,7 +104,7 @@ class Tables:
         return ("changed" if changed else mark or "not ours"), frozenset(elements)
 
     def make(self, mark: str) -> None:
-        """Make both tables anew, or remove them with an empty mark."""
+        """Replace both tables, or remove them where the mark is empty."""
         self._library.run(ruleset.text(self._worker, self._settings) if mark else ruleset.removal(self._worker))
 
     def change(self, gone: Iterable[Element], new: Iterable[Element]) -> None:

@@ -76,7 +76,7 @@ class State(msgspec.Struct, frozen=True):
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """Make both tables anew, without elements. An empty mark removes them."""
+    """Replace both tables by empty ones. An empty mark removes them."""
 
     mark: str
 

@@ -1,6 +1,6 @@
 """The resolver of a worker's machines: private names from the catalog, all others from the host's own resolvers.
 
-It listens on the worker's own address, where the filters let its own machines through and nobody else; whose question
+It listens on the worker's own address, which the filters let only its own machines reach; whose question
 it is shows its source address, which the filters let nobody forge. What is malformed, comes from elsewhere, or is more
 than a machine may ask is dropped without a word.
 """

@@ -16,9 +16,9 @@ _ABOVE: Final = 16  # descriptors that are renumbered for a child are first move
 
 
 class Children:
-    """Tells whoever watches a process of its end. What a container runtime leaves to us is known by a number in a file
-    only once the runtime has ended, perhaps after it has itself ended: ends of unknown processes are kept while
-    somebody `expects` one."""
+    """Tells whoever watches a process of its end. A process that a container runtime leaves to us becomes known by a
+    number in a file only after the runtime has ended, and may have ended itself by then: so ends of unknown processes
+    are kept while somebody `expects` one."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop

@@ -1,5 +1,5 @@
-"""Commands run beside a program, in its environment, directory and limits: to the end with their output collected, or
-with somebody who talks to them meanwhile."""
+"""Commands that run beside a program, in its environment, directory and limits: either to their end with their output
+collected, or with a client that talks to them meanwhile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OUTPUT_BYTES_MAX = 1 << 20
 
 
 class _Beside:
-    """The processes of one command. It may be killed before they are known."""
+    """The processes of one command. The command may be killed before its processes are known."""
 
     def __init__(self, instance: Instance, common: Common) -> None:
         self._instance = instance
@@ -39,7 +39,7 @@ class _Beside:
             self._kill()
 
     def _kill(self) -> None:
-        """End it, and what it started in its session."""
+        """Kill the command, and what it started in its session."""
         self._killed = True
         its = [pid for pid, s in proc.everyone().items() if self._sessions & {s.session, pid}]
         if its:  # long after its end the number may be a stranger's
@@ -56,7 +56,7 @@ class _Beside:
 
 
 class Command(_Beside):
-    """Answers with what it gave back. Killed at its time-out."""
+    """Runs a command and answers with what it gave back. The command is killed at its time-out."""
 
     def __init__(self, request: Execute, ask: Ask, instance: Instance, common: Common) -> None:
         super().__init__(instance, common)

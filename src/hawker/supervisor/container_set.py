@@ -52,7 +52,7 @@ class Containers:
             self._register(container)
             ask.answer(container.shown())
 
-        making.go(started, partial(self._failed, making, ask))
+        making.release(started, partial(self._failed, making, ask))
 
     def discard(self, request: DiscardContainer, ask: Ask) -> None:
         making = self._get(request.key)

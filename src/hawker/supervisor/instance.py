@@ -271,12 +271,12 @@ class Instance:
         return self.exit
 
     def _told(self) -> dict[str, Any] | None:
-        """How it ended in its own words. None when it has none: it was not asked, or had no time to say."""
+        """How it says that it ended. None when it says nothing: it was not asked to, or had no time."""
         told = last_words(self.path + STATUS) if self.record.status else None
         return told and {**told, "oom_killed": told["oom_killed"] or self.oom}
 
     def _seen(self) -> dict[str, Any]:
-        """How it ended as its parent sees it."""
+        """How its parent saw it end."""
         status = self.status
         silent = self.record.status and status is not None and status >= 0
         if silent:

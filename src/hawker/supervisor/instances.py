@@ -44,7 +44,7 @@ class Instances:
         return [instance for instance in self.by_key.values() if instance.exit is None]
 
     def register(self, instance: Instance) -> None:
-        """From now on it is one of ours."""
+        """Take charge of an instance that was started."""
         self.by_key[instance.record.key] = instance
         self._watch_output(instance)
         self._watch_words(instance)

@@ -2,9 +2,9 @@
 released.
 
 Its record is written just before the release, so that no program runs that the next supervisor does not know of. Should
-the supervisor be killed before that, the container ends by itself, for the pipe it waits at closes. One whose program
-was not seen to begin is removed by the next supervisor (`taking_over`), and at once where the daemon is gone that
-ordered it.
+the supervisor be killed before that, the container ends by itself, for the pipe it waits at closes. The next supervisor
+removes a container whose program was not seen to begin (`taking_over`); this one removes it as soon as the daemon that
+asked for it is gone.
 """
 
 from __future__ import annotations
@@ -140,10 +140,10 @@ class Making(Generic[R]):
             raise
         return ends
 
-    # --- letting go --------------------------------------------------------------------------------------------------
+    # --- releasing ----------------------------------------------------------------------------------------------------
 
-    def go(self, started: Callable[[Container], None], failed: Callable[[str, str], None]) -> None:
-        """Let the program start. `started` is told once it runs, or has run."""
+    def release(self, started: Callable[[Container], None], failed: Callable[[str, str], None]) -> None:
+        """Release the program. `started` is told once it runs, or has run."""
         self._started, self._failed = started, failed
         if self._status is not None:
             self._look()
@@ -160,7 +160,7 @@ class Making(Generic[R]):
             os.write(self._go, b"g")
 
     def _look(self) -> None:
-        """Whether the init has said that the program runs, or why it does not."""
+        """Find out whether the init has said that the program runs, or why it does not."""
         if self._over or self._started is None:
             return
         for said in words(self._path + STATUS):
@@ -174,7 +174,7 @@ class Making(Generic[R]):
             self.fail("StartFailed", f"the container ended with {self._status} before its program was started")
 
     def _finish(self, instance: Container, started: Callable[[Container], None]) -> None:
-        """Its program runs: from now on it is an instance like any other."""
+        """Hand it over: its program runs, and it is an instance like any other from now on."""
         self._end_waiting()
         instance.pipes = self._pipes
         self.common.children.forget(self.pid)
@@ -182,7 +182,7 @@ class Making(Generic[R]):
         started(instance)
 
     def _ended(self, status: int) -> None:
-        """Its first process ended before it was an instance."""
+        """Note that its first process has ended before it became an instance."""
         self._status = status
         if self._failure is None:
             self._look()
@@ -201,12 +201,12 @@ class Making(Generic[R]):
             self._undo()
 
     def end(self, gone: Callable[[str, str], None]) -> None:
-        """Remove it, wanted no more. May be repeated; the last one is told."""
+        """Remove it: nobody wants it any more. This may be repeated; the last caller is told."""
         self._failed = gone
         self.fail("UnknownInstance", f"{self.key} was given up")
 
     def _undo(self) -> None:
-        """First what a runtime that was killed has left: it may still clear up, in the place of the next try."""
+        """Kill first what a killed runtime has left: it may still clear up, in the place of the next try."""
         mark = self.common.mark(self.machine, self.key)
         self.common.kill_marked(mark, lambda: self.common.remove_group(self._group, self._undone))
 

@@ -49,7 +49,7 @@ class MachineWriter:
 
 
 class Pipe:
-    """One of an instance's two streams: reads what is there, cuts it into lines, stamps them."""
+    """One of an instance's two streams: it reads what is there, cuts it into lines and stamps them with the time."""
 
     def __init__(self, path: str, stream: str, key: str) -> None:
         with contextlib.suppress(FileExistsError):

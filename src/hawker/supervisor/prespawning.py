@@ -41,7 +41,7 @@ class _Waiting:
 
 
 class Prespawning:
-    """`began` is told of a program that was released without us. `known` says whether a key is an instance's."""
+    """`began` is told of a program that its daemon released. `known` says whether a key is an instance's."""
 
     def __init__(self, common: Common, began: Callable[[Instance], None], known: Callable[[str], bool]) -> None:
         self._common = common
@@ -54,7 +54,7 @@ class Prespawning:
 
     @property
     def busy(self) -> bool:
-        """Whether a process of ours is left that was told something."""
+        """Whether a prespawned process is left."""
         return bool(self._waiting or self._ending)
 
     def keep(self, request: KeepStandby, connection: Connection) -> None:

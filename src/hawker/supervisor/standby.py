@@ -24,11 +24,11 @@ from hawker.supervisor.protocol import GATE
 
 KEPT: Final = 4
 AGAIN_S: Final = 0.02
-"""After the last one was taken, when whoever waits for its program has most likely been answered, the next is made: it
-takes a millisecond of the core that the program has a small share of."""
+"""How long after a standby process was taken the next one is made. By then the client that waits for the program has
+most likely been answered; making a process takes a millisecond of a core that the program has a small share of."""
 LEAST: Final = 2
-"""Where fewer are left, the next is made after `SOON_S`, whatever else is going on: a start that finds none makes its
-own."""
+"""With fewer left, the next one is made after `SOON_S`, whatever else is going on: a start that finds no standby
+process has to make its own."""
 SOON_S: Final = 0.005
 BLANK: Final = "blank"
 
@@ -69,8 +69,8 @@ class StartGate:
         return self._ends[-1]
 
     def tell(self, launch: Launch, output: Sequence[str], groups: Sequence[str], name: str) -> None:
-        """What it is to become: `launch`, but with its output to two named pipes, in the groups of these `entrances`.
-        From then on `name` is its pipe's. Raises `Gone`, and ValueError for what cannot be said."""
+        """Tell it what to become: `launch`, but with its output to two named pipes, in the groups of these `entrances`.
+        From then on its pipe has the name `name`. Raises `Gone`, and ValueError for what cannot be told."""
         env = [f"{key}={value}" for key, value in launch.env.items()]
         user = "" if launch.user is None else str(launch.user)
         said = [name, launch.cwd, *output, user, *_counted(groups), launch.program, *_counted(launch.argv)]
@@ -101,8 +101,8 @@ class StartGate:
             os.write(self._tell, b"x")
 
     def became(self) -> bool:
-        """Return once it waits no more: whether it runs its program, or did. To be called after one of the two before,
-        or its end. Raises OSError when the program cannot be run."""
+        """Wait until it has left the gate, and return whether it runs its program, or did. Call this after `open`,
+        `shut` or its end. Raises OSError when the program cannot be run."""
         why = os.read(self._said, 4)
         if len(why) == 4:
             number = int.from_bytes(why, sys.byteorder)
@@ -110,7 +110,7 @@ class StartGate:
         return not os.path.exists(self.name)
 
     def close(self) -> None:
-        """Nothing is left of it but the process, which ends if it was still waiting."""
+        """Close its pipes. The process ends if it was still waiting."""
         ends, self._ends = self._ends, []
         for fd in ends:
             os.close(fd)

@@ -1,8 +1,8 @@
 """What a program tells of itself: a file beside its record that it appends to, a JSON object a line.
 
 `{"started": pid}` once what it is for runs, and last how it ended: `{"code"}`, `{"signal"}` or `{"error"}`, perhaps
-with `"oom_killed": true`. Whoever is root in a virtual machine can write there what he likes, so it is read as a
-stranger's: no more than its last `BYTES_MAX` bytes, and only what has this shape.
+with `"oom_killed": true`. Root of a virtual machine can write there what it likes, so the file is not trusted: no more
+than its last `BYTES_MAX` bytes, and only what has this shape.
 """
 
 from __future__ import annotations

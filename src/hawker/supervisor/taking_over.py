@@ -47,7 +47,7 @@ def one_that_runs(directory: str) -> int:
 
 def _recorded(path: str, common: Common, containers: Containers | None) -> Instance | None:
     """None when it was killed before it had written anything, or before the program of a container was seen to begin,
-    or had been let go: whoever ordered it was not told, and orders it again."""
+    or was released: the daemon that asked for it was not told, and asks again."""
     known = RecordFile(path).read()
     if not known:
         return None

@@ -97,7 +97,7 @@ class Tree(Container):
 
 
 class _Told:
-    """What the init of a command tells, read as far as it is there."""
+    """Reads what the init of a command tells, as far as it has come."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -108,17 +108,17 @@ class _Told:
         """Whether it began. Empty when it said nothing. Called once."""
         self._read()
         found: dict[str, Any] = json.loads(self._lines[0]) if self._lines else {}
-        self._let_go()
+        self._part_read()
         return found
 
     def status(self, seen: int) -> int:
         """How the command ended, where its init ended with `seen`. Called once."""
         self._read()
         number = json.loads(self._lines[-1]).get("signal") if self._lines else None
-        self._let_go()
+        self._part_read()
         return -number if number else seen
 
-    def _let_go(self) -> None:
+    def _part_read(self) -> None:
         self._needed -= 1
         if not self._needed:
             os.close(self.fd)

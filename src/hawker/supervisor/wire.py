@@ -50,7 +50,8 @@ class Ask:
 
 
 class Connection:
-    """A daemon. Answers are queued when it reads slowly; one that does not read at all is dropped."""
+    """The connection of a daemon. Answers are queued when the daemon reads slowly; a daemon that does not read at all
+    is dropped."""
 
     def __init__(self, loop: Loop, sock: socket.socket, on_ask: Callable[[Ask], None]) -> None:
         self._loop = loop

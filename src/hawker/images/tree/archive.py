@@ -47,8 +47,8 @@ _NAMES = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
 
 
 class Archived(msgspec.Struct, frozen=True, kw_only=True):
-    """An image that is at hand. `names` as the archive has them. `blobs` by digest: the configuration, and the layers
-    as files that the caller may take; their bytes have these digests."""
+    """An image that was read from an archive. `names` are as the archive has them. `blobs` by digest: the
+    configuration, and the layers as files that the caller may take; their bytes have these digests."""
 
     names: tuple[str, ...]
     manifest: bytes

@@ -100,7 +100,7 @@ class DriverSet:
         return {name: found[driver] for name, driver in self._drivers.items()}
 
     async def fingerprint(self) -> Fingerprint:
-        """What at least one of the drivers can do."""
+        """What at least one of the drivers can do, as the fingerprint of a single driver."""
         found = await self.fingerprints()
         healthy = [fingerprint for fingerprint in found.values() if fingerprint.healthy]
         can = Capabilities(

@@ -15,8 +15,8 @@ def wanted_of(spec: InstanceSpec) -> Wanted | None:
 
 
 def must_publish(spec: InstanceSpec, network: HostNetwork | None) -> None:
-    """Raises `StartFailed` for a machine whose ports could not be reached. One without services runs without a network
-    where there is none."""
+    """Raises `StartFailed` for a machine whose ports nobody could reach. Where there is no network, a machine without
+    services runs without one."""
     if network is None and spec.network and spec.network.publish:
         raise StartFailed(
             "services: this worker cannot give machines a network, so their ports would lead nowhere; "

@@ -10,15 +10,15 @@ from hawker.worker.drivers.base import InstanceRunning, NotSupported, Refused, S
 
 
 class SupervisorLost(Unreachable):
-    """The supervisor went away in the middle of a request. The request may be repeated: every one is idempotent."""
+    """The supervisor went away in the middle of a call. The call may be repeated: every call is idempotent."""
 
     def __init__(self) -> None:
         super().__init__("the supervisor of the machine went away in the middle of this; ask again")
 
 
 class Hindered(Unreachable):
-    """The supervisor met an error of its host, such as a full disk. Some of what was asked may be done, and it may be
-    asked again."""
+    """The supervisor met an error of its host, such as a full disk. Part of the call may have been carried out; it may
+    be repeated."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(f"the host hinders the supervisor of the machine: {problem}")

@@ -1,10 +1,9 @@
 """The connection to a supervisor (`hawker.supervisor`), and its start.
 
 A supervisor is one process per driver and worker; it is the parent of what runs and outlives this daemon. It is started
-by the first call that needs one, or at once where something was recorded, or machines may be started (`stand_by`): a
-driver that nobody uses costs no process.
-When its socket breaks the next one is started, which takes over what runs. Log files are read here, from where the
-supervisor writes them.
+by the first call that needs it, or at once if it has instances, or if machines may be started (`stand_by`): a driver
+that nobody uses costs no process. When its socket breaks, the daemon starts the next supervisor, which takes over what
+runs. Log files are read here, from where the supervisor writes them.
 """
 
 from __future__ import annotations

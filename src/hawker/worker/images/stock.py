@@ -45,7 +45,7 @@ class Shelf(ImageSource, Protocol):
 
     @property
     def bytes_per_s(self) -> float:
-        """As transfers have been of late; 0 before the first."""
+        """The mean rate of recent transfers; 0 before the first."""
 
 
 class Stock:

@@ -63,7 +63,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 def configuration(
     host: Host, runtime: Runtime, spec: InstanceSpec, command: Command, user: User, place: Place, ids: IdMap | None
 ) -> dict[str, Any]:
-    """The OCI configuration of a container that this runtime makes on this host, and that waits to be let go. Raises
+    """The OCI configuration of a container that this runtime makes on this host, and that waits to be released. Raises
     `BadSpec`."""
     config = runtime_spec(
         spec,

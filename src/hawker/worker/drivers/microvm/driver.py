@@ -243,7 +243,7 @@ class MicrovmDriver(MachineLifecycle):
         guest = self._guests.get(ended.key)
         if guest and not guest.record.suspended:
             self._end(guest, of(guest.record.vm).ended(guest.record.vm, guest.directory, ended))
-            self._spawn(self._let_go(guest), f"let go of {ended.key}")
+            self._spawn(self._detach(guest), f"detach {ended.key}")
 
     def _end(self, guest: Guest, ended: Exit) -> None:
         if not guest.ended.done():

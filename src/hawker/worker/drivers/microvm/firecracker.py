@@ -2,14 +2,14 @@
 
 It runs in a place of its own: a directory of the machine's, its working directory, or its root where it is jailed.
 Everything it opens is linked there under one name, whether it is jailed or not, so that a snapshot, which remembers
-names, fits wherever it is loaded. The place is made anew for every start and goes with the machine's directory.
+names, fits wherever it is loaded. The place is made again for every start and goes with the machine's directory.
 
 The guest has no virtio ports: see `init/guest_console.c`. What its program writes comes out of Firecracker's standard
 output, both streams as one; how it ended is read from the status drive, a file beside the record.
 
-A jailed one runs as the machine's user, so it may not make a network interface: that is made for it,
-and goes when the machine's network is let go. There are no templates: a machine always boots. It has only run against a
-server of ours that has Firecracker's API, for want of a processor that runs guests.
+A jailed one runs as the machine's user, so it may not make a network interface: that is made for it, and goes when the
+machine's network is detached. There are no templates: a machine always boots. It has only run against a server of ours
+that has Firecracker's API, for want of a processor that runs guests.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Firecracker:
         await listening(there)
         return await firecracker_api.state(there) == "Running"
 
-    async def let_go_on(self, vm: Vm, directory: Path) -> bool:
+    async def run_on(self, vm: Vm, directory: Path) -> bool:
         there = place(vm, directory)
         await listening(there)
         if await firecracker_api.state(there) != "Paused":

@@ -22,7 +22,8 @@ _T = TypeVar("_T")
 
 
 class Guest:
-    """`ended` is done once it has ended. `acknowledged`: its start has been told to the worker, so its end is, too."""
+    """`ended` is done once it has ended. `acknowledged`: the worker has been told of its start, so it will be told of
+    its end."""
 
     def __init__(self, record: Record, directory: Path, *, acknowledged: bool = True) -> None:
         self.record = record

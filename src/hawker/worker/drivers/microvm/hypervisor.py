@@ -30,8 +30,7 @@ def readable(path: Path) -> None:
 
 class Hypervisor(Protocol):
     def prepare(self, vm: Vm, directory: Path) -> list[str]:
-        """Make the files that one needs that is about to be started, remove those of one before it; its command
-        line."""
+        """Make the files that the hypervisor needs and remove those of an earlier one. Returns its command line."""
 
     def confined(self, vm: Vm) -> Confined | None:
         """How the supervisor is to confine it. None: it confines itself."""
@@ -40,19 +39,19 @@ class Hypervisor(Protocol):
         """What connects a protocol to the guest's init; False while nobody answers."""
 
     async def up(self, vm: Vm, directory: Path) -> None:
-        """Make one that was just started boot its machine. Returns when its network interface is there."""
+        """Make a hypervisor that was just started boot its machine. Returns when its network interface is there."""
 
     async def save(self, vm: Vm, directory: Path, state: Path) -> None:
         """Halt the machine and write its memory and devices to `state`, and perhaps files beside it."""
 
     async def load(self, vm: Vm, directory: Path, state: Path, *, memory: bool, ready: Ready) -> None:
-        """The other way round, in place of `up`. `ready` is called when all is there, before it goes on."""
+        """Load what `save` wrote, in place of `up`. `ready` is called when all is there, before the machine runs on."""
 
     async def runs(self, vm: Vm, directory: Path) -> bool:
-        """Whether its machine runs, and was not left before it booted, or while it waits or stands still."""
+        """Whether its machine runs: it has booted, and neither waits for a state nor stands still."""
 
-    async def let_go_on(self, vm: Vm, directory: Path) -> bool:
-        """Whether it was halted, perhaps in the middle of being saved, or after that."""
+    async def run_on(self, vm: Vm, directory: Path) -> bool:
+        """Let a halted machine run on. Returns whether it was halted, perhaps during or after saving its state."""
 
     def ended(self, vm: Vm, directory: Path, seen: Exit) -> Exit:
         """How the program ended, from how the supervisor saw its hypervisor end."""
@@ -100,7 +99,7 @@ class Qemu:
         finally:
             await qmp.close()
 
-    async def let_go_on(self, vm: Vm, directory: Path) -> bool:
+    async def run_on(self, vm: Vm, directory: Path) -> bool:
         qmp = await Qmp.connect(directory / "qmp")
         try:
             if (await qmp.run("query-status"))["status"] not in qemu.HALTED:

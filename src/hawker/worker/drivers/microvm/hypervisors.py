@@ -99,8 +99,8 @@ class Hypervisors:
         self._templates.forget(template)
 
     async def make_template(self, vm: Vm) -> Path:
-        """The template for machines like this one, made if it is not there, once however many ask. Raises what booting
-        raises."""
+        """The template for machines like this one. It is made if it is not there, once however many ask. Raises what
+        booting raises."""
         if vm.vmm != "qemu":
             raise HypervisorError(f"machines are not made of templates by {vm.vmm}")
         if there := self._templates.find(vm):

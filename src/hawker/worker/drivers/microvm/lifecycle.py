@@ -1,9 +1,10 @@
-"""The life of a microVM from the host's side: made, booted or restored, halted to disk, resumed, let go.
+"""The life of a microVM from the host's side: it is made, booted or restored, halted to disk, resumed, and ended.
 
 What is on disk decides after any crash (`records`). A machine runs if its supervisor has its hypervisor and its record
 does not say that it is suspended. Suspending writes the state first, then the record, and only then ends the
-hypervisor; resuming loads the state into one that stands still, then writes the record, and only then lets it go on. So
-a hypervisor that is there while the record says suspended has never run beyond the state, and is killed.
+hypervisor. Resuming loads the state into a hypervisor that stands still, then writes the record, and only then lets the
+machine run on. So a hypervisor that is there while the record says suspended has never run beyond the state, and is
+killed.
 """
 
 from __future__ import annotations
@@ -248,13 +249,13 @@ class MachineLifecycle(SupervisedDriver):
         return self._host.rng.getrandbits(8 * start_message.SEED_BYTES).to_bytes(start_message.SEED_BYTES, "big")
 
     async def _undo(self, guest: Guest) -> None:
-        await self._let_go(guest)
+        await self._detach(guest)
         await self._hypervisors.destroy(guest.record.key)
         self._guests.pop(guest.record.key, None)
         self._records.remove(guest.record.key)
         self._forget_disks()
 
-    async def _let_go(self, guest: Guest) -> None:
+    async def _detach(self, guest: Guest) -> None:
         await guest.hang_up()
         machine = guest.record.machine
         others = (other for other in self._guests.values() if other is not guest and other.record.machine == machine)
@@ -282,7 +283,7 @@ class MachineLifecycle(SupervisedDriver):
                     raise Refused(f"{key} could not be suspended: {error}") from error
                 raise
             guest.record = suspended
-            await self._let_go(guest)
+            await self._detach(guest)
             await self._hypervisors.destroy(key)
 
     async def resume(self, key: str) -> None:
@@ -297,7 +298,7 @@ class MachineLifecycle(SupervisedDriver):
                 await self._run(guest, vm, state)
             except BaseException as error:
                 if guest.record.suspended:
-                    await self._let_go(guest)
+                    await self._detach(guest)
                     await self._hypervisors.destroy(key)
                 else:
                     self._spawn(self._look_after(guest), f"go on with {key}")
@@ -334,7 +335,7 @@ class MachineLifecycle(SupervisedDriver):
                     if guest.record.suspended:
                         return
                     vm = guest.record.vm
-                    halted = await guest.unless_ended(of(vm).let_go_on(vm, guest.directory), ANSWER_S)
+                    halted = await guest.unless_ended(of(vm).run_on(vm, guest.directory), ANSWER_S)
             except (HypervisorError, AgentLost, TimeoutError, OSError) as error:
                 _logger.warning("machine.not_looked_at", instance=guest.record.key, error=str(error) or "no answer")
                 await asyncio.sleep(pause_s)

@@ -1,7 +1,7 @@
 """What the driver keeps of each machine on disk, so that the next daemon finds the machine again.
 
 `<directory>/vms/<key>/` holds `record`, the machine's disk, its hypervisor's sockets, and of a suspended machine its
-`state`, with Firecracker its `memory`, too. A record is written anew under another name and renamed. A machine without
+`state`, with Firecracker its `memory`, too. A record is written under another name and then renamed. A machine without
 a hypervisor that is not suspended is gone: its host was rebooted, or its start was cut off.
 """
 

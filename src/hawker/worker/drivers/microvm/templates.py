@@ -1,7 +1,7 @@
 """Templates: booted guests that were snapshotted before they were told what they are, one for each size.
 
-A machine made of one takes its state from a file and maps its memory from another, copying only what it writes. What
-it would share with others made of the same, clock, random numbers and names, it is given anew before its program runs.
+A machine made of one takes its state from a file and maps its memory from another, copying only what it writes. What it
+would share with others made of the same, clock, random numbers and names, it is given new ones before its program runs.
 A template that cannot be used is removed, and machines boot instead.
 """
 
