@@ -23,10 +23,6 @@ from hawker.errors import Invalid
 from hawker.model.values import parse_duration_s
 
 JSON_TYPE = b"application/vnd.fly.replay+json"
-REPLAYS_MOST = 10
-"""How often one request is replayed; then it gets PA02."""
-BODY_BYTES_MOST = 1 << 20
-"""What a request may have of a body to be replayed: then PA01."""
 TTL_S_LEAST = 10
 
 Fallback = Literal["", "force_self", "prefer_self"]

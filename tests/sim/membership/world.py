@@ -18,7 +18,6 @@ from hawker.core.swim import (
     LAN,
     Action,
     Changed,
-    Conflict,
     Known,
     Member,
     PushPull,
@@ -78,7 +77,6 @@ class Tally(msgspec.Struct):
     false_deaths: int = 0
     suspicions: int = 0
     refutations: int = 0
-    conflicts: int = 0
     victims: dict[int, None] = msgspec.field(default_factory=dict)
 
 
@@ -281,8 +279,6 @@ class World:
             target = self.place[action.member.address]
             if self.plan.streams and self.up[target] and self.held[target] is None and self.reaches(n, target):
                 self._stream(target, n, STREAM, action.probe_id.to_bytes(4, "big"))
-        elif isinstance(action, Conflict):
-            self.tally.conflicts += 1
 
     def _stream(self, n: int, target: int, kind: int, body: bytes) -> None:
         """Lost segments are sent again, so a stream is late and not lost, unless somebody is cut off."""

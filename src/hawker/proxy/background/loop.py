@@ -13,10 +13,7 @@ from hawker.telemetry import get_logger
 class BackgroundLoop:
     """`begin`, then `close`. In between it calls `look` about every `pause_s`, for the first time after `first_s`,
     whatever goes wrong in one of them. `name` is what the log calls it. `random` gives numbers from 0 to below 1:
-    proxies do not all look in the same moment.
-
-    `name` is what the log calls it. `random` gives numbers from 0 to below 1: proxies do not all look in the same
-    moment."""
+    proxies do not all look in the same moment."""
 
     def __init__(
         self, name: str, pause_s: float, random: Callable[[], float] = lambda: 0.5, *, first_s: float | None = None

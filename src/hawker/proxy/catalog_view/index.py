@@ -34,11 +34,10 @@ NONE: frozenset[str] = frozenset()
 AGAIN_S = 1.0
 """The pause after the catalog's database has refused a query."""
 
-_MACHINE = "id, app, worker, region, state, cordoned, private_ip, process_group"
+_MACHINE = "id, app, worker, region, state, cordoned, private_ip"
 _SERVICE = (
     "machine",
     "app",
-    "process_group",
     "protocol",
     "internal_port",
     "host_port",
@@ -65,7 +64,6 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     state: str
     cordoned: bool
     private_ip: str
-    process_group: str
     services: tuple[Served, ...] = ()
     checked: bool = False
     failing: frozenset[str] = frozenset()
@@ -280,7 +278,7 @@ class CatalogIndex:
         services, checks = self._services(column, keys), self._checks(column, keys)
         made = {}
         for row in rows:
-            id_, app, worker, region, state, group = map(intern, (*row[:5], row[7]))  # the same words again and again
+            id_, app, worker, region, state = map(intern, row[:5])  # the same words again and again
             made[id_] = Machine(
                 id=id_,
                 app=app,
@@ -289,7 +287,6 @@ class CatalogIndex:
                 state=state,
                 cordoned=bool(row[5]),
                 private_ip=row[6],
-                process_group=group,
                 services=tuple(services.get(id_, ())),
                 checked=id_ in checks,
                 failing=frozenset(found) if (found := checks.get(id_)) else NONE,

@@ -33,7 +33,6 @@ class Served(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     machine: str
     app: str
-    process_group: str
     protocol: Protocol
     internal_port: int
     host_port: int
@@ -65,7 +64,6 @@ def served(row: Mapping[str, Any]) -> Served:
     return Served(
         machine=intern(row["machine"]),
         app=intern(row["app"]),
-        process_group=intern(row["process_group"]),
         protocol=protocol,
         internal_port=row["internal_port"],
         host_port=row["host_port"],

@@ -51,10 +51,7 @@ class RequestHead:
     case; "" when an HTTP/1.0 request has none. `length`: bytes of the body, `CHUNKED` or `ABSENT`. `keep_alive`: the
     connection may serve another request. `upgrade`: the protocol that it wants to go on with, b"" when none. `wishes`:
     it has fields for routing. `passed`: what was made of it for a machine, before and after the request's id; kept for
-    the next one like it.
-
-    `passed`: what was made of it for a machine, before and after the request's id; kept for the next one like it.
-    """
+    the next one like it."""
 
     __slots__ = (
         *("expects", "headers", "host", "keep_alive", "length", "method", "minor", "passed", "target", "upgrade"),
@@ -86,9 +83,7 @@ class AnswerHead:
     """The head of an answer. `length` is as in a request, or `UNTIL_CLOSE`; 0 or more is the body that follows.
     `declared` is what Content-Length says, which in an answer to HEAD is not what follows. `signals`: it has fields
     meant for the proxy. `passed`: what was made of its fields for a client, by which port's rules, before and after the
-    request's id.
-
-    `passed`: what was made of its fields for a client, by which port's rules, before and after the request's id."""
+    request's id."""
 
     __slots__ = (
         *("declared", "headers", "keep_alive", "length", "minor", "passed", "reason", "signals", "status", "upgrade"),

@@ -1,11 +1,11 @@
 """What must hold of a worker, its database and the world around it, whatever happened before.
 
 `check` looks at a worker at rest: every run has ended or is parked, and nothing is on its way. It returns what is
-wrong, a line each. `check_history` needs the database alone and holds at any moment: it replays the log, so what it
+wrong, a line each. `read_history` needs the database alone and holds at any moment: it replays the log, so what it
 checks held after every commit. The names are those of the list of invariants in the design: capacity (S1), events
 append-only (S9), one active run (S10), no order taken while cordoned (S16), log before effect (S8), accounting (S20),
 machines as desired (L3), what requests set (S2, in `hawker.sim.checks.operations`).
-Of a log whose beginning was cut off it judges what is left: what a row was before is not known there.
+If the beginning of a log was cut off, only the rest is judged: what a row was before is not known there.
 `hawker.store.verify` compares the tables with the log (S19).
 """
 
@@ -181,11 +181,6 @@ def _cut_off(reads: Reads) -> int:
     """The last record that compaction has taken off the log."""
     floor = reads.get(LogFloorRow, LogFloorRow.KEY)
     return floor.through if floor else 0
-
-
-def check_history(reads: Reads, capacity: Resources) -> list[str]:
-    """Numbers of the log have no gap, and every record, move and total in it was legal."""
-    return read_history(reads, capacity).end()
 
 
 def _oversold(where: str, capacity: Resources, held: Resources) -> list[str]:
