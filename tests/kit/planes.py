@@ -24,15 +24,14 @@ from hawker.proxy.haproxy.settings import HaproxySettings
 
 
 class Plane(Protocol):
-    """A data plane as tests have it. `http` is public port 80, `tls` the port 443, `backhaul` for other proxies, `tcp`
-    public port 5432 for bytes alone, `own` the same for whatever the service of the app says that has it to itself.
-    `settings` are those of the embedded plane, and `certificates`, a directory. `context` is what the connections of
-    Hawker's own code share. `keeps`: programs that keep connections to machines."""
+    """A data plane as tests have it. `http` is public port 80, `tls` the port 443, `backhaul` for other proxies, `own`
+    public port 5432, which one app has to itself. `settings` are those of the embedded plane, and `certificates`, a
+    directory. `context` is what the connections of Hawker's own code share. `keeps`: programs that keep connections to
+    machines."""
 
     http: Address
     tls: Address
     backhaul: Address
-    tcp: Address
     own: Address
     keeps: int
 
@@ -50,7 +49,6 @@ class Embedded:
     http: Address
     tls: Address
     backhaul: Address
-    tcp: Address
     own: Address
     plane: DataPlane
     activator: EmbeddedPlane
@@ -74,7 +72,6 @@ class Embedded:
         self.http = await self.plane.listen("127.0.0.1", 0, public=80)
         self.tls = await self.plane.listen("127.0.0.1", 0, public=443)
         self.backhaul = await self.plane.listen_backhaul("127.0.0.1", 0)
-        self.tcp = await self.activator.listen_plain("127.0.0.1", 0, public=5432)
         self.own = await self.plane.listen_own("127.0.0.1", 0, public=5432)
 
     def made(self, router: FakeRouter, settings: Settings, host: Host, certificates: Certificates | None) -> DataPlane:

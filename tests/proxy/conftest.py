@@ -69,7 +69,7 @@ class Stage:
     async def user(
         self, to: str = "", source: str = "", *, tls: ssl.SSLContext | None = None, name: str = "web.example"
     ) -> User:
-        """`to`: "http" (public port 80), "tls" (443), "backhaul", "tcp" or "own" (5432). `tls`: by this for `name`."""
+        """`to`: "http" (public port 80), "tls" (443), "backhaul" or "own" (5432). `tls`: by this for `name`."""
         plane = await self.open()
         user = await User.at(getattr(plane, to or ("tls" if tls else "http")), source, tls, name)
         self._users.append(user)

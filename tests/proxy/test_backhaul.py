@@ -10,6 +10,8 @@ from tests.kit.routers import FakeMachine
 from tests.proxy.conftest import Stage
 from tests.proxy.test_tunnels import plain_machine
 
+from hawker.proxy.base import ServicePort
+
 OWN = "Hawker-Backhaul: secret | Hawker-App: web | Hawker-Port: 80 | Hawker-Hops: 1"
 
 
@@ -169,7 +171,8 @@ async def test_plain_tcp_passes_over_the_backhaul(stage: Stage, edge: Stage) -> 
     machine, seen = await plain_machine(stage)
     await behind(stage, edge, "db", 5432)
     edge.router.by_port[5432] = edge.router.routes["db.example"]
-    user = await edge.user("tcp")
+    edge.router.routes["db.example"].port = ServicePort()
+    user = await edge.user("own")
     await user.send(b"hello")
     assert await user.bytes(5) == b"HELLO"
     assert machine.in_flight == 1

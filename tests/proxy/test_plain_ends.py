@@ -38,7 +38,7 @@ class Service:
 
 
 async def held(stage: Stage, service: Service) -> User:
-    user = await stage.user("tcp")
+    user = await stage.user("own")
     await until(lambda: service.machine.waiting == 1)
     return user
 
@@ -57,7 +57,7 @@ async def test_who_leaves_while_a_machine_wakes_is_noticed_at_once(stage: Stage,
         user.reset()
     await until(lambda: service.machine.waiting == 0)
     service.machine.awake.set()
-    other = await stage.user("tcp")
+    other = await stage.user("own")
     other.end()
     assert await other.bytes(6) == b"hello "
     await until(lambda: service.machine.in_flight == 0)
@@ -92,7 +92,7 @@ async def test_who_never_says_anything_still_gets_what_the_machine_says(stage: S
     service = Service()
     await service.open(stage, awake=True)
     for _ in range(20):
-        user = await stage.user("tcp")
+        user = await stage.user("own")
         user.end()
         assert await user.bytes(6) == b"hello "
         assert await user.ended() == "closed"

@@ -126,7 +126,7 @@ async def plain_machine(stage: Stage, **port: Any) -> tuple[FakeMachine, list[by
 
 async def test_bytes_of_a_plain_service_pass_both_ways(stage: Stage) -> None:
     machine, _ = await plain_machine(stage)
-    user = await stage.user("tcp")
+    user = await stage.user("own")
     for word in (b"one", b"two", b"three"):
         await user.send(word)
         assert await user.bytes(len(word)) == word.upper()
@@ -139,7 +139,7 @@ async def test_bytes_of_a_plain_service_pass_both_ways(stage: Stage) -> None:
 
 async def test_much_passes_both_ways_at_once(stage: Stage) -> None:
     await plain_machine(stage)
-    user = await stage.user("tcp")
+    user = await stage.user("own")
     data = bytes(range(97, 123)) * 200_000
     sending = asyncio.create_task(user.send(data))
     got = await user.bytes(len(data))
@@ -162,7 +162,7 @@ async def test_a_plain_service_that_reads_slowly_slows_its_user_down(stage: Stag
     server = await asyncio.start_server(reluctant, "127.0.0.1", 0)
     stage.servers.append(server)
     machine.address = server.sockets[0].getsockname()
-    user = await stage.user("tcp")
+    user = await stage.user("own")
     sent = 0
 
     async def flood() -> None:
@@ -183,7 +183,7 @@ async def test_a_plain_service_that_reads_slowly_slows_its_user_down(stage: Stag
 async def test_a_plain_connection_is_held_until_a_machine_is_awake(stage: Stage) -> None:
     machine, seen = await plain_machine(stage)
     machine.awake.clear()
-    user = await stage.user("tcp")
+    user = await stage.user("own")
     await user.send(b"early")
     await until(lambda: machine.waiting == 1)
     assert seen == []
@@ -194,7 +194,7 @@ async def test_a_plain_connection_is_held_until_a_machine_is_awake(stage: Stage)
 async def test_a_plain_connection_that_nobody_takes_is_ended(stage: Stage) -> None:
     machine, _ = await plain_machine(stage)
     stage.router.by_port[5432].machines.clear()
-    user = await stage.user("tcp")
+    user = await stage.user("own")
     assert await user.ended() in ("closed", "reset")
     assert machine.in_flight == 0
 
@@ -204,7 +204,7 @@ async def test_a_plain_connection_goes_to_the_next_machine_when_the_first_refuse
     dead = await stage.machine(route=FakeRoute("other", []))
     await dead.stop()
     stage.router.by_port[5432].machines.insert(0, FakeMachine("d0", dead.address))
-    user = await stage.user("tcp")
+    user = await stage.user("own")
     await user.send(b"hello")
     assert await user.bytes(5) == b"HELLO"
     assert machine.taken == 1
@@ -212,19 +212,19 @@ async def test_a_plain_connection_goes_to_the_next_machine_when_the_first_refuse
 
 async def test_a_plain_service_may_be_told_in_text_who_connects(stage: Stage) -> None:
     _, seen = await plain_machine(stage, proxy_protocol="v1")
-    user = await stage.user("tcp", source="127.0.0.5")
+    user = await stage.user("own", source="127.0.0.5")
     port = user.writer.get_extra_info("sockname")[1]
     await user.send(b"hello")
     await until(lambda: b"hello" in b"".join(seen))
-    assert b"".join(seen) == f"PROXY TCP4 127.0.0.5 127.0.0.1 {port} {stage.plane.tcp[1]}\r\nhello".encode()
+    assert b"".join(seen) == f"PROXY TCP4 127.0.0.5 127.0.0.1 {port} {stage.plane.own[1]}\r\nhello".encode()
 
 
 async def test_a_plain_service_may_be_told_in_binary_who_connects(stage: Stage) -> None:
     _, seen = await plain_machine(stage, proxy_protocol="v2")
-    user = await stage.user("tcp", source="127.0.0.5")
+    user = await stage.user("own", source="127.0.0.5")
     port = user.writer.get_extra_info("sockname")[1]
     await user.send(b"hello")
     await until(lambda: b"hello" in b"".join(seen))
-    ports = port.to_bytes(2, "big") + stage.plane.tcp[1].to_bytes(2, "big")
+    ports = port.to_bytes(2, "big") + stage.plane.own[1].to_bytes(2, "big")
     expected = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c" + bytes((127, 0, 0, 5, 127, 0, 0, 1)) + ports
     assert b"".join(seen) == expected + b"hello"

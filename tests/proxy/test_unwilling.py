@@ -129,7 +129,7 @@ async def test_a_user_who_stays_when_a_plain_service_has_ended_takes_no_place(st
     route.port = ServicePort()
     machine = FakeMachine("d1", server.sockets[0].getsockname())
     route.machines.append(machine)
-    user = await stage.user("tcp")
+    user = await stage.user("own")
     user.writer.transport.pause_reading()  # type: ignore[attr-defined]  # the stream's own transport can
     await until(lambda: machine.taken == 1)
     await until(lambda: machine.in_flight == 0)

@@ -270,18 +270,9 @@ class BackhaulIngress(Ingress):
     """Another proxy's connection. One that does not have the cluster's token is told nothing."""
 
     __slots__ = (
-        "_app",
-        "_context",
-        "_hops",
-        "_machine",
-        "_port",
-        "_token",
-        "client",
-        "edge",
-        "secure",
-        "sent",
-        "until",
+        *("_app", "_context", "_hops", "_machine", "_port", "_token", "client", "edge", "secure", "sent", "until"),
     )
+
     hears = True
 
     def __init__(self, context: PlaneContext, client: bytes) -> None:

@@ -22,7 +22,6 @@ from hawker.proxy.embedded.client import ClientConnection
 from hawker.proxy.embedded.context import UNOBSERVED, Connection, Observer, PlaneContext, PlaneParts, peer_of
 from hawker.proxy.embedded.ingress import BackhaulIngress, Ingress
 from hawker.proxy.embedded.protocol_sniffing import ProtocolSniffer
-from hawker.proxy.embedded.tcp import TcpConnection
 from hawker.proxy.embedded.tunnel import Tunnel
 
 PATIENCE_S = 1.0
@@ -56,10 +55,6 @@ class EmbeddedPlane:
     async def listen_own(self, host: str, port: int, *, public: int) -> Address:
         """Serve users as a public port that one app has to itself."""
         return await self._listen(lambda: ProtocolSniffer(self.context, public, own=True), host, port)
-
-    async def listen_plain(self, host: str, port: int, *, public: int) -> Address:
-        """Pass bytes between whoever connects here and the machines that serve the public port `public`."""
-        return await self._listen(lambda: TcpConnection(self.context, public), host, port)
 
     async def listen_backhaul(self, host: str, port: int) -> Address:
         """Serve other proxies of the cluster at this address."""

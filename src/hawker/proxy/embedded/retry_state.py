@@ -20,21 +20,8 @@ class RetryState:
     found. `added` are fields for the machine. `remembered`: the keys by which this way was remembered."""
 
     __slots__ = (
-        *(
-            "added",
-            "app",
-            "deadline",
-            "fresh",
-            "how",
-            "marks",
-            "phases",
-            "problem",
-            "remembered",
-            "sent_tries",
-            "timed",
-            "tried",
-        ),
-        *("tries", "wishes"),
+        *("added", "app", "deadline", "fresh", "how", "marks", "phases", "problem", "remembered", "sent_tries"),
+        *("timed", "tried", "tries", "wishes"),
     )
 
     def __init__(self, deadline: float, wishes: Wishes = ANY, *, app: str = "", timed: bool = False) -> None:
