@@ -41,7 +41,7 @@ NOBODYS = ["structlog", "rich", "pygments", "acme", "requests", "httpx2", "pyrou
 NOBODYS += ["prometheus_client", "http.server", "importlib.metadata"]
 CONTAINERS = ["hawker.worker.drivers.container.driver", "hawker.worker.drivers.microvm", "hawker.network.manager"]
 WORKERS = ["hawker.worker", "hawker.supervisor", "hawker.images.service", "hawker.init"]
-PROXYS = ["hawker.proxy.service", "hawker.proxy.known", "h2", "cryptography.x509"]
+PROXYS = ["hawker.proxy.service", "hawker.proxy.catalog_view", "h2", "cryptography.x509"]
 NEIGHBOURS = ["cryptography"]
 """What an agent needs that has neighbours in the catalog: it seals what it tells them."""
 BROKERS = ["hawker.broker"]

@@ -11,9 +11,9 @@ from hawker.core.trusted import Trusted
 from hawker.errors import Invalid
 from hawker.model.values import host_port
 from hawker.plugins import installed
-from hawker.proxy.base import Address
 from hawker.proxy.embedded.settings import Settings as Embedded
 from hawker.proxy.haproxy.settings import HaproxySettings
+from hawker.sockets import Address
 
 GROUP = "hawker.data_planes"
 """The entry point group of data planes (`hawker.proxy.planes`)."""
