@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from hawker.agent.agent import Answering
+from hawker.agent.agent import Listeners
 from hawker.agent.listener import Listener
 
 
@@ -20,5 +20,5 @@ async def test_the_broker_stops_serving_before_the_worker_beside_it() -> None:
             ended.append(self._role)
 
     listeners = [cast(Listener, Serving(role)) for role in ("worker", "broker")]
-    await Answering(listeners, None).close()
+    await Listeners(listeners, None).close()
     assert ended == ["broker", "worker"]

@@ -49,7 +49,7 @@ def a_broker(net: Net, seed: int, name: str, joins: list[Node], token: str = "c"
 def known_to(node: Node) -> int:
     assert node.agent is not None
     assert node.member is not None
-    return len(node.member.live_members())
+    return len(node.member.membership.live())
 
 
 @pytest.mark.parametrize("seed", range(4))

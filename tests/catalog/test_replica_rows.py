@@ -173,19 +173,3 @@ def test_what_an_older_hawker_did_not_know_is_in_its_place_after_an_upgrade(path
     back = Replica.open(path, host, tables=(Table(name="fruit", tier="region", columns=Fruit),))
     assert back.log_rows(A) == before
     back.close()
-
-
-def test_a_muted_table_shows_nothing_and_is_passed_on(replica: Replica, path: Path, host: Host) -> None:
-    begun(replica)
-    replica.receive([version(1)])
-    replica.mute("machines")
-    replica.receive([version(2)])
-    assert machines(replica) == []
-    assert [row.key for row in replica.log_rows(A)] == ["m1", "m2"]
-    replica.close()
-    again = Replica.open(path, host)
-    assert machines(again) == []
-    again.unmute("machines")
-    assert machines(again) == ["m1", "m2"]
-    assert again.log_rows(A) == [Numbered(n, "machines", f"m{n}", {"app": "web"}) for n in (1, 2)]
-    again.close()

@@ -7,7 +7,7 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawker.core.hlc import AHEAD_MS, ahead, ms_of, newest, stamp, tick, witness
+from hawker.core.hlc import AHEAD_MS, ahead, ms_of, newest, stamp, tick
 
 MS = st.integers(0, 1 << 42)
 STAMPS = st.integers(0, 1 << 58)
@@ -28,11 +28,6 @@ def test_a_stamp_more_than_500_ms_ahead_must_wait() -> None:
     assert AHEAD_MS == 500
     assert not ahead(stamp(1500, 7), 1000)
     assert ahead(stamp(1501), 1000)
-
-
-@given(last=STAMPS, seen=STAMPS, now_ms=MS)
-def test_a_witnessed_stamp_raises_the_clock_unless_it_must_wait(last: int, seen: int, now_ms: int) -> None:
-    assert witness(last, seen, now_ms) == (last if ahead(seen, now_ms) else max(last, seen))
 
 
 def test_the_newest_row_does_not_depend_on_the_order() -> None:

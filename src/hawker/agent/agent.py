@@ -152,7 +152,7 @@ class Agent:
             unserved.pop(0).answer(broker.app(self._tokens, self._routes()))
         if unserved and self.reading:
             unserved.pop(0).answer(self._reader_app(self.reading))
-        yield Answering(listeners, self.reading)
+        yield Listeners(listeners, self.reading)
 
     async def _close_worker(self, worker: Worker, parts: WorkerParts) -> None:
         stopping = self.settings.stop_machines_on_exit and not worker.failed.is_set() and not self._restarting
@@ -335,8 +335,9 @@ class _Watch(Service):
         self._ends.set()
 
 
-class Answering(Service):
-    """Last in the list, so it ends first: the agent answers what was asked, and then its parts end."""
+class Listeners(Service):
+    """All of an agent's listeners. They come last in the list, so they close first: the agent answers what was asked,
+    and then its parts end."""
 
     def __init__(self, listeners: Sequence[Listener], reading: CatalogApi | None) -> None:
         self._listeners = listeners

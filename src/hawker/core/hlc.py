@@ -42,11 +42,6 @@ def ahead(stamp: int, now_ms: int) -> bool:
     return now_ms < accepted_at_ms(stamp)
 
 
-def witness(last: int, seen: int, now_ms: int) -> int:
-    """The greatest stamp known after `seen` was read from somebody; `last` as it was when that one must wait."""
-    return last if ahead(seen, now_ms) else max(last, seen)
-
-
 def newest(rows: Iterable[tuple[int, str, T]]) -> T | None:
     """Of (stamp, owner, row), the row that counts: greatest stamp, then greatest owner."""
     best: tuple[int, str, T] | None = None

@@ -323,10 +323,6 @@ class Node:
 
     # --- the rest ----------------------------------------------------------------------------------------------------
 
-    def live_members(self) -> list[Member]:
-        """The neighbours taken for living, by name."""
-        return self.membership.live()
-
     def _neighbours(self) -> list[Address]:
         return [member.address for member in self.membership.live()]
 

@@ -57,4 +57,4 @@ def tables_told_of(found: Found) -> frozenset[str] | None:
     return frozenset(name.removesuffix(ROW_TABLES) for name in stored if name.endswith(ROW_TABLES))
 
 
-_UNTOLD = frozenset({"members", "muted"})
+_UNTOLD = frozenset({"members"})

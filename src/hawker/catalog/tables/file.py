@@ -40,9 +40,6 @@ create table _log (
 create table _forgotten (owner text not null, tier text not null, epoch integer not null, primary key (owner, tier))
   strict, without rowid;
 
--- Tables whose rows are kept and passed on, and not shown.
-create table muted (name text primary key) strict, without rowid;
-
 -- What membership says of every node, as this one sees it. Not replicated: each node has its own.
 create table members (
   name text primary key, region text not null default '', host text not null default '',
@@ -53,13 +50,13 @@ create table members (
 -- Rows that are not in their tables, kept raw (MessagePack; nil is a tombstone) and passed on like the others.
 create table _aside (
   owner text not null, tier text not null, tbl text not null, key text not null, number integer not null,
-  deleted integer not null, raw blob not null, kind text not null,  -- poison, ahead, unknown, muted
+  deleted integer not null, raw blob not null, kind text not null,  -- poison, ahead, unknown
   why text not null, at_ms integer not null, until_ms integer not null, primary key (owner, tier, tbl, key)
 ) strict, without rowid;
 create index _aside_until on _aside (until_ms) where kind = 'ahead';
 create view quarantine as select owner, tier, tbl, key, number, raw, why, at_ms from _aside
   where kind in ('poison', 'ahead');
-create view unknown as select owner, tier, tbl, key, number, raw, at_ms from _aside where kind in ('unknown', 'muted');
+create view unknown as select owner, tier, tbl, key, number, raw, at_ms from _aside where kind = 'unknown';
 """
 
 

@@ -2,7 +2,7 @@
 
 A row that cannot be taken never stops the rows after it. It goes to `_aside`, raw, and is passed on as it came, so that
 nodes that can read it get it: "poison" fails the checks of its table, "ahead" is a merged row with a stamp too far in
-the future, "unknown" is of a table that this Hawker does not have, "muted" of one that an operator silenced.
+the future, "unknown" is of a table that this Hawker does not have.
 """
 
 from __future__ import annotations
@@ -42,13 +42,11 @@ class Batch:
         self,
         db: apsw.Connection,
         layouts: Mapping[str, Layout],
-        muted: frozenset[str],
         aside: set[AsideOf],
         now_ms: int,
     ) -> None:
         self._db = db
         self._layouts = layouts
-        self._muted = muted
         self._aside = aside
         self._now_ms = now_ms
         self._held: dict[str, list[tuple[object, ...]]] = {}  # rows to insert, by table, in their order
@@ -63,8 +61,8 @@ class Batch:
         if table == RAISED_FLOOR.table:
             return
         layout = self._layouts.get(table)
-        if layout is None or table in self._muted:
-            self._put_aside(owner, tier, number, table, key, values, "muted" if layout else "unknown", "")
+        if layout is None:
+            self._put_aside(owner, tier, number, table, key, values, "unknown", "")
             return
         try:
             if layout.tier != tier:
@@ -113,7 +111,7 @@ class Batch:
         layout = self._layouts.get(table)
         if layout is None or layout.tier != tier or layout.merged:
             return None, None
-        if table in self._muted or (owner, tier, table) in self._aside:
+        if (owner, tier, table) in self._aside:
             return None, None
         self._owners.add(owner)
         self.tables.add(table)

@@ -34,7 +34,7 @@ _unpack = msgspec.msgpack.Decoder().decode
 class Tables:
     """After a commit, each of `on_applied` is called with the names of the tables that may have changed, as a hint for
     subscriptions, and each of `on_rows` with the keys of the rows, for readers that keep what they read. `resets`
-    counts how often the file was damaged and began empty; then the tables `members` and `muted`, which this node wrote
+    counts how often the file was damaged and began empty; then the table `members`, which this node wrote
     itself, are empty, too."""
 
     batch_of: type[Batch] = Batch
@@ -127,7 +127,7 @@ class Tables:
         """One transaction, for engines: `change` writes rows into the batch, and into the map the logs that moved on.
         Readers see all of it or nothing. Returns None when the file turned out to be damaged and was begun anew. Raises
         `StoreError` when the disk refuses: nothing was changed."""
-        batch = self.batch_of(self._db, self._layouts, self._muted, self._aside, self._host.now_ms())
+        batch = self.batch_of(self._db, self._layouts, self._aside, self._host.now_ms())
         origins: dict[LogId, Origin] = {}
         try:
             self._db.execute("begin immediate")
@@ -168,40 +168,17 @@ class Tables:
     def recheck(self) -> int:
         """Put rows where they belong whose time has come, or whose tables are known and shown now. Returns how many.
         Call it every second or so."""
-        known = [name for name in self._layouts if name not in self._muted]
         found = self.rows(
             "select owner, tier, number, tbl, key, raw from _aside where kind = 'ahead' and until_ms <= ? "
-            f"or kind in ('unknown', 'muted') and tbl in ({','.join('?' * len(known))})",
-            (self._host.now_ms(), *known),
+            f"or kind = 'unknown' and tbl in ({','.join('?' * len(self._layouts))})",
+            (self._host.now_ms(), *self._layouts),
         )
         if found:
             kept = [file.Kept(o, t, n, table, key, _unpack(raw)) for o, t, n, table, key, raw in found]
             self.write(lambda batch, origins: _add(batch, kept))
         return len(found)
 
-    def mute(self, table: str) -> None:
-        """Keep a table's rows, pass them on, and show none of them: a new kind of row that readers trip over."""
-        self._set_muted("insert or ignore into muted values (?)", table)
-        layout = self._layouts.get(table)
-        if layout is not None:
-            kept = [
-                file.Kept(log.owner, log.tier, row.number, table, row.key, row.values)
-                for log in sorted(self._origins)
-                if log.tier == layout.tier
-                for row in self.log_rows(log)
-                if row.table == table
-            ]
-            self.write(lambda batch, origins: _add(batch, kept))
-
-    def unmute(self, table: str) -> None:
-        self._set_muted("delete from muted where name = ?", table)
-        self.recheck()
-
     # --- helpers ---
-
-    def _set_muted(self, sql: str, table: str) -> None:
-        self.write(lambda batch, origins: self._execute(sql, table))
-        self._load()
 
     def _of_member(self, batch: Batch, name: str, sql: str, *values: Any) -> None:
         self._execute(sql, *values)
@@ -254,8 +231,7 @@ class Tables:
             self._aside: set[AsideOf] = set()
             self._db.execute("begin immediate")
             kept = file.lay_out(self._db, list(self._layouts.values()))
-            self._muted = frozenset(name for (name,) in rows(self._db, "select name from muted"))
-            batch = self.batch_of(self._db, self._layouts, self._muted, self._aside, self._host.now_ms())
+            batch = self.batch_of(self._db, self._layouts, self._aside, self._host.now_ms())
             _add(batch, kept)
             batch.write()
             self._db.execute("commit")
@@ -268,7 +244,6 @@ class Tables:
     def _load(self) -> None:
         """Read what memory keeps besides."""
         db = self._db
-        self._muted = frozenset(name for (name,) in rows(db, "select name from muted"))
         self._aside = set(rows(db, "select distinct owner, tier, tbl from _aside"))
         merged = [layout.physical for layout in self._layouts.values() if layout.merged]
         self._stamp = max([0, *(rows(db, f"select max(stamp) from {name}")[0][0] or 0 for name in merged)])
