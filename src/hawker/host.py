@@ -42,8 +42,9 @@ class Host:
         return int(self._wall_s() * 1000)
 
     def steady_ms(self) -> int:
-        """Unix milliseconds as the clock had them when this process began, counted on by one that nobody sets. For what
-        ends at a time and is looked at again and again: a clock that is set makes it neither longer nor shorter."""
+        """Unix milliseconds by a clock that nobody sets: the wall clock's value at the start of this process, counted
+        on. Deadlines that are compared again and again use it, so setting the clock makes them neither longer nor
+        shorter."""
         return int(self._steady_s() * 1000)
 
     def ulid(self) -> Ulid:
@@ -58,7 +59,7 @@ class Host:
         return ulid(*self._last_ulid)
 
     def go_on_after(self, last: str) -> None:
-        """Let ULIDs rise from this one on, too: the clock may have gone back since it was made."""
+        """Make the next ULIDs greater than this one, since the clock may have gone back after it was made."""
         self._last_ulid = max(self._last_ulid, read_ulid(last))
 
     def machine_id(self) -> MachineId:
@@ -81,6 +82,6 @@ def live(listening: Listening | None = None) -> Host:
 
 
 def clock_s() -> float:
-    """The running loop's clock. Durations that are stored or decided by are measured with it: a simulation's is
-    virtual."""
+    """The running loop's clock, which is virtual in a simulation. Durations that are stored or decide anything are
+    measured with it."""
     return asyncio.get_running_loop().time()

@@ -1,8 +1,8 @@
 """Listening sockets that outlive the program: those that were handed to this process, and those that it may hand on.
 
-Who waits in the queue of a listening socket while the program behind it is exchanged notices a pause and nothing else.
-Sockets come from the program that this process ran before (`hawker.agent.restart`), or from a service manager. What
-each is for is told by the address that it is bound to.
+Clients that wait in the queue of a listening socket notice only a pause while the program behind it is exchanged. The
+sockets come from the program that this process ran before (`hawker.agent.restart`), or from a service manager. The
+address that a socket is bound to tells what it is for.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ come at once are then all read before the first one is answered, which took thre
 
 
 ACCEPT_FAILED = "socket.accept() out of system resource"
-"""What asyncio calls a connection that it had no descriptor for. It tries again `LOT` times in the same turn, and says
-so each time, with a traceback: 4 MB of log a second."""
+"""asyncio's message for a connection that it had no descriptor for. It tries again `LOT` times in the same turn and
+logs a traceback each time: 4 MB of log a second."""
 
 
 def tell_of_accepts_once(loop: asyncio.AbstractEventLoop, tell: Callable[[str, int], None]) -> None:
-    """Have the loop's failed accepts told at most once a second: `tell(error, how many)`. Other errors go the loop's
-    own way."""
+    """Report the loop's failed accepts at most once a second, as `tell(error, how many)`. The loop handles other errors
+    as before."""
     failed, silent = 0, False
 
     def heard() -> None:
@@ -55,13 +55,14 @@ def tell_of_accepts_once(loop: asyncio.AbstractEventLoop, tell: Callable[[str, i
 
 
 class Listening:
-    """One for each process, as part of its `Host`."""
+    """The listening sockets of a process, as part of its `Host`."""
 
     def __init__(self, handed: Iterable[socket.socket] = ()) -> None:
         self._handed = list(handed)
         self._servers: dict[asyncio.AbstractServer, None] = {}
         self.dropped: Callable[[int], None] = lambda inode: None
-        """Told of what was handed over and is closed because it is in the way, while it may be elsewhere, too."""
+        """Called with the inode of a handed-over socket that is closed because it is in the way; others may still have
+        it."""
 
     async def serve(
         self, made: Callable[[], asyncio.BaseProtocol], host: str, port: int, *, backlog: int
@@ -78,14 +79,14 @@ class Listening:
         return servers
 
     def take(self, host: str, port: int) -> list[socket.socket]:
-        """Those handed over that listen at this address; they are the caller's from now on. None: there is no such
-        one, and whatever was handed over and would be in the way of a new one is closed."""
+        """The handed-over sockets that listen at this address; the caller owns them from now on. If there are none,
+        those that would be in the way of a new socket are closed."""
         if not self._handed or not port:
             return []
         try:
             found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         except OSError:
-            return []  # who opens a socket there says it with more words
+            return []  # whoever opens a socket there gets a better error
         hosts = {str(each[4][0]) for each in found}
         there = [(sock, sock.getsockname()[0]) for sock in self._handed if sock.getsockname()[1] == port]
         taken = [sock for sock, bound in there if bound in hosts or ("0.0.0.0" in hosts and _both(sock))]
@@ -98,7 +99,7 @@ class Listening:
         return taken
 
     def leave(self, host: str, port: int) -> None:
-        """Close what was handed over for this address: another program is to listen there."""
+        """Close the sockets handed over for this address, because another program is to listen there."""
         for sock in self.take(host, port):
             self._drop(sock)
 
@@ -108,12 +109,12 @@ class Listening:
         self.dropped(inode)
 
     def keep(self, server: asyncio.AbstractServer) -> None:
-        """Its sockets are to outlive this program, if they are open when it ends."""
+        """Let the server's sockets outlive this program if they are open when it ends."""
         self._servers = {each: None for each in self._servers if _open(each)}
         self._servers[server] = None
 
     def close_rest(self) -> list[int]:
-        """Close what was handed over and nobody has taken. Returns the sockets' inodes."""
+        """Close the handed-over sockets that nobody has taken. Returns their inodes."""
         handed, self._handed = self._handed, []
         inodes = [os.fstat(sock.fileno()).st_ino for sock in handed]
         for sock in handed:
@@ -121,25 +122,25 @@ class Listening:
         return inodes
 
     def numbers(self) -> list[int]:
-        """The file descriptors of all that is to outlive this program. For any thread."""
+        """The file descriptors of all sockets that are to outlive this program. Any thread may call this."""
         return [sock.fileno() for server in list(self._servers) for sock in _open(server)]
 
 
 def _both(sock: socket.socket) -> bool:
-    """Whether it takes what comes for any address of either family, as systemd opens `ListenStream=80`."""
+    """Whether the socket accepts connections to any address of both families, as systemd opens `ListenStream=80`."""
     if sock.family != socket.AF_INET6 or sock.getsockname()[0] != "::":
         return False
     return not sock.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
 
 
 def _open(server: asyncio.AbstractServer) -> Sequence[TransportSocket]:
-    """None of a simulated network's."""
+    """The server's open sockets; a simulated network's server has none."""
     sockets = getattr(server, "sockets", ())
     return [sock for sock in sockets if hasattr(sock, "fileno") and sock.fileno() >= 0]
 
 
 def let_wait(server: asyncio.AbstractServer, backlog: int) -> None:
-    """So many connections may wait to be accepted by a server that was made to accept `LOT` at a time."""
+    """Let `backlog` connections wait for a server that was made to accept `LOT` at a time."""
     for sock in _open(server):
         with socket.socket(fileno=os.dup(sock.fileno())) as same:
             same.listen(backlog)

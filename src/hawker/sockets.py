@@ -1,8 +1,7 @@
-"""What is asked of the system about a socket, past what asyncio offers: `Sockets`, a part of `hawker.host.Host`.
+"""System calls on sockets that asyncio does not offer: `Sockets`, a part of `hawker.host.Host`.
 
-A look whether somebody takes connections is a system call, which leaves a socket when one is taken; whether bytes lie
-in a socket, and how long its peer may be silent, are asked of the socket. A simulation has its own.
-"""
+They try whether somebody takes connections, look whether bytes lie in a socket, and set how long its peer may be
+silent. A simulation has its own."""
 
 from __future__ import annotations
 
@@ -21,9 +20,10 @@ class Sockets:
     """The sockets of this host."""
 
     async def connected(self, address: Address, within_s: float) -> socket.socket | None:
-        """A connection, if one is taken now. On this host that is known within the call, and no task is switched."""
+        """A connection, or None if nobody takes it. For an address of this host the answer is known within the call,
+        without a switch to another task."""
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        if not _numeric(family, address[0]):  # a host may be known by its name; to ask for that takes its time
+        if not _numeric(family, address[0]):  # a name has to be resolved first
             return await self._name_connected(address, within_s)
         sock, code = _asked(family, address)
         if code == errno.EALREADY and _on_this_host(address[0]):
@@ -53,21 +53,21 @@ class Sockets:
         return None
 
     def has_come(self, transport: asyncio.BaseTransport) -> bool:
-        """Whether something lies in its socket that the event loop has not read: bytes, or the peer's end."""
+        """Whether its socket has something that the event loop has not read: bytes, or the end of the stream."""
         poll = select.poll()
         poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
         return bool(poll.poll(0))
 
     def last_words(self, transport: asyncio.BaseTransport) -> bytes:
-        """What still lies in the socket of a transport that a failed write has ended."""
+        """The unread bytes in the socket of a transport that a failed write has ended."""
         try:
             return os.read(transport.get_extra_info("socket").fileno(), LAST_BYTES)
         except OSError:
             return b""
 
     def guard(self, transport: asyncio.BaseTransport, seconds: float) -> None:
-        """Have the system end a connection whose peer's host acknowledges nothing for so long, neither bytes nor a
-        probe; 0: no more."""
+        """Have the system end the connection if the peer's host acknowledges neither bytes nor a probe for so long; 0
+        stops that."""
         sock = transport.get_extra_info("socket")
         with suppress(OSError):  # it is closed already
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))

@@ -15,9 +15,8 @@ TOOLS = (("newuidmap", "/etc/subuid"), ("newgidmap", "/etc/subgid"))
 
 
 def map_users(pid: int) -> str:
-    """Map root of the user namespace that the process `pid` made to the user who asks, and its other users, from 1 on,
-    to those that the system gives that user. They are the system's to give, so its tools must be asked. Gives what went
-    wrong, "" for nothing."""
+    """In the user namespace of the process `pid`, map root to the calling user, and the users from 1 on to the ids that
+    the system gives that user. Only the system's own tools may map those. Returns what went wrong, or ""."""
     for (tool, file), own in zip(TOOLS, (os.getuid(), os.getgid()), strict=True):
         path, given = shutil.which(tool), ranges(file)
         if path is None:
@@ -35,7 +34,7 @@ def map_users(pid: int) -> str:
 
 
 def ranges(file: str) -> list[tuple[int, int]]:
-    """(first, count) of what a file gives this user, who may be written as a name or a number."""
+    """The ranges (first, count) that a file gives this user, whom it names by name or by number."""
     names = {str(os.getuid()), user_name()}
     found = []
     try:
@@ -51,7 +50,7 @@ def ranges(file: str) -> list[tuple[int, int]]:
 
 
 def user_name() -> str:
-    """The number where the user has no name."""
+    """The name of this user, or the number if there is no name."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

@@ -2,8 +2,7 @@
 
 A log line is one event with fields, never a sentence: `step.completed flow=machine.start step=launch resource=...
 cause=...`. Names and units listed here are an interface; change them with a note. Resource ids and causes are not
-metric labels, since there are as many as machines; they ride along as exemplars, which the OpenMetrics format
-shows.
+metric labels, since there are as many as machines; counters show them as exemplars.
 """
 
 from __future__ import annotations
@@ -92,7 +91,8 @@ class Metrics:
         return histogram
 
     def step(self, flow: str, step: str, outcome: str, seconds: float, exemplar: dict[str, str]) -> None:
-        """An attempt of a step has ended. Looking children up by their labels costs more than counting them."""
+        """Count an attempt of a step that has ended. The children are kept, since looking them up by labels costs more
+        than counting."""
         there = self._steps.get((flow, step, outcome))
         if there is None:
             there = self.steps.labels(flow, step, outcome), self.step_seconds.labels(flow, step)
@@ -150,7 +150,7 @@ LOG_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 5
 
 
 def write_line(level: str, event: str, fields: dict[str, Any]) -> None:
-    """As a JSON object, to standard error. The time is the process's own, in UTC."""
+    """Write a line as a JSON object to standard error, with the real time in UTC."""
     error = fields.pop("exc_info", None)
     if error is not None:
         fields["exception"] = "".join(traceback.format_exception(error)).rstrip()
@@ -194,7 +194,7 @@ def logs_into(sink: Sink, level: str = "debug") -> Iterator[None]:
 
 @contextmanager
 def without_logs() -> Iterator[None]:
-    """For a command that tells people itself what the parts it uses would log."""
+    """Drop log lines in a command that itself tells people what the parts it uses would log."""
     with logs_into(write_line, "critical"):
         yield
 

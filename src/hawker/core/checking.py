@@ -19,16 +19,16 @@ Status = Literal["passing", "warning", "critical"]
 
 FIRST_S = 0.05
 GROWTH = 1.5
-"""A machine is seen to be ready at most half as late again as it is, while it has never passed."""
+"""While a machine has never passed, each delay is half as long again: it is seen ready at most 1.5 times as late."""
 JITTER = 0.05
-"""Of a delay: checks that began together drift apart."""
+"""The random part of a delay, by which checks that began together drift apart."""
 RELEARN_S = 5.0
-"""A worker that comes back looks at what passed before over this time, not at all of it at once."""
+"""A restarted worker spreads the first checks of machines that passed before over this time."""
 WAITING = "waiting for the first result"
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """One look. `output` is for people, short."""
+    """The result of one check. `output` is a short text for people."""
 
     good: bool
     output: str
@@ -49,17 +49,17 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fresh(now_ms: int) -> Health:
-    """Of an instance that has just started."""
+    """The health of an instance that has just started."""
     return Health(changed_ms=now_ms)
 
 
 def resumed(status: Status, output: str, changed_ms: int) -> Health:
-    """As a worker that was away knew it. What did not pass is looked at soon, as after a start."""
+    """The health that a restarted worker last recorded. A check that did not pass is made soon, as after a start."""
     return Health(status=status, output=output, changed_ms=changed_ms, looks=-1 if status == "passing" else 0)
 
 
 def after(health: Health, outcome: Outcome, check: Check, *, age_s: float, now_ms: int) -> Health:
-    """After a look at an instance that started `age_s` ago."""
+    """The health after one check of an instance that started `age_s` ago."""
     status: Status = "critical"
     if outcome.good:
         status = "passing"
@@ -71,16 +71,16 @@ def after(health: Health, outcome: Outcome, check: Check, *, age_s: float, now_m
 
 
 def delay_s(health: Health, check: Check, draw: float) -> float:
-    """From the beginning of a look to that of the next one. `draw` is random, from 0 to 1."""
+    """The seconds from the beginning of one check to that of the next. `draw` is random, from 0 to 1."""
     delay = check.interval_s
     if not health.had_success:
-        # Counted no further than the longest interval needs: it is a float.
+        # The exponent is bounded, since the power is a float; 40 is more than the longest interval needs.
         delay = min(delay, FIRST_S * GROWTH ** min(health.looks, 40))
     return delay * (1 + JITTER * (2 * draw - 1))
 
 
 def first_delay_s(health: Health, check: Check, draw: float) -> float:
-    """From when a worker begins to look, at a start of the machine or of itself, to the first look."""
+    """The seconds until the first check, counted from the start of the machine or of the worker."""
     if health.had_success:
         return min(check.interval_s, RELEARN_S) * draw
     return min(check.interval_s, FIRST_S) * draw

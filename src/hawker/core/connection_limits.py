@@ -1,4 +1,4 @@
-"""How many connections a server keeps, of everybody and of one address.
+"""How many connections a server keeps in all and from one address.
 
 Whoever connects has shown no token yet. Each connection takes a descriptor of the process, so those that say nothing
 could take the descriptors that its databases, its machines and its proxy need.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 OF_ONE_SHARE: Final = 4
-"""One address has at most this part of the connections: behind it may be all users of an office."""
+"""One address may have the connections divided by this, because all users of an office may share the address."""
 
 
 class ConnectionLimits:
@@ -33,7 +33,7 @@ class ConnectionLimits:
         return True
 
     def count(self, address: str | bytes) -> None:
-        """One more that is there already."""
+        """Count a connection that is there already."""
         self.kept += 1
         self._of[address] = self._of.get(address, 0) + 1
 

@@ -4,10 +4,9 @@
     distances.told("fra", 0.0071)
     distances.nearest(["iad", "fra"])               # ["fra", "iad"]
 
-Of the last round trips to a region the shortest counts: whatever is longer, somebody on the way, or one of both ends,
-was busy. An order that changes with every measurement would send an app's requests now here, now there, and wake
-machines in both places; so a region's distance changes only when it is clearly another one. Times in seconds. Pure.
-"""
+The shortest of the last round trips to a region counts, because a longer one only shows that one end, or somebody on
+the way, was busy. If the order changed with every measurement, an app's requests would go now here, now there, and wake
+machines in both places. So a region's distance changes only when the difference is clear. Times are in seconds."""
 
 from __future__ import annotations
 
@@ -18,14 +17,14 @@ from math import inf
 from hawker.model.regions import PLACES, angle, place
 
 SAMPLES = 8
-"""Round trips that count, the newest: who is farther away now is so after as many."""
+"""How many of the newest round trips count: a region that is farther away now is seen so after as many."""
 CLEARLY = 0.2
-"""The part of a distance below which a difference is no change."""
+"""A difference of less than this part of a distance is no change."""
 LEAST_S = 0.001
-"""Nor is less than that."""
+"""A difference of less than this is no change either."""
 _EARTH_M = 6_371_000
 _SLOWNESS_S_PER_M = 2 * 1.5 / 200_000_000
-"""There and back, in glass, by ways that are half as long again as the shortest: what is found between the regions of
+"""A round trip through glass fibre that is 1.5 times as long as the shortest way, as measured between the regions of
 the large clouds."""
 
 
@@ -46,7 +45,7 @@ class Distances:
             self._settled[region] = now
 
     def distance(self, region: str) -> float:
-        """A round trip's time, as it counts now. Infinite where neither was measured nor has a place on the map."""
+        """The round trip's time that counts now; infinite for a region that was not measured and is not on the map."""
         if (known := self._settled.get(region)) is not None:
             return known
         if region not in PLACES or self._here not in PLACES:

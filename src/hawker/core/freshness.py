@@ -1,9 +1,8 @@
 """How fresh a node's view is: when each owner's log was last confirmed, and when the node should get no traffic.
 
-A replica cannot know what it was not told. It can say until when it lacked nothing: an owner says with its packets of
-membership how far its logs go, and whoever is asked in another region says so for that region's owners. A peer that
-reports too little never makes a replica look as if it were behind; one that reports more does, until the replica has
-caught up.
+A replica cannot know what it was not told, but it can say until when it lacked nothing. An owner tells with its packets
+of membership how far its logs go; for owners of another region, any node there answers for them. A report that is lower
+than the replica's own position changes nothing; after a higher one the node is behind until it has caught up.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ import msgspec
 from hawker.model.catalog import LogId, Position
 
 BEHIND_S = 30.0
-"""A hole is repaired in a second, and a lost neighbour's versions come within a round of push-pull: a node that lacks
+"""A hole is repaired in a second, and what a lost neighbour had comes within a round of push-pull. A node that lacks
 something for longer cannot get it."""
 ISOLATED_S = 60.0
-"""Sixty probes in vain. Suspicion is there to bridge shorter silences."""
+"""In this time sixty probes fail. Suspicion bridges shorter silences."""
 
 
 def unfit(*, behind_s: float, others: int, silent_s: float, caught_up: bool = True) -> str:
@@ -36,8 +35,8 @@ def unfit(*, behind_s: float, others: int, silent_s: float, caught_up: bool = Tr
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """Of one log, in seconds: `confirmed_s` ago nothing was lacking, None when that was never known; for `behind_s` it
-    has been known that something is, 0 when nothing is."""
+    """How fresh one log is, in seconds: it was last known to be complete `confirmed_s` ago (None: never), and has been
+    known to lack something for `behind_s` (0: it lacks nothing)."""
 
     confirmed_s: float | None = None
     behind_s: float = 0.0
@@ -62,13 +61,13 @@ class Freshness:
         self._reached_at = now
 
     def silent_s(self, now: float) -> float:
-        """For how long nobody was heard from; before the first word, since this was asked for the first time."""
+        """The seconds since another node was heard from, or since the first call if none was yet."""
         if self._reached_at is None:
             self._reached_at = now
         return now - self._reached_at
 
     def told(self, log: LogId, at: Position, mine: Position, now: float) -> None:
-        """An owner, or a node of its region, says that the log goes to `at`; the replica stands at `mine`."""
+        """A node that must know reports that the log goes to `at`; the replica stands at `mine`."""
         heard = self._logs.get(log)
         if heard is None:
             heard = self._logs[log] = _Heard()
@@ -81,7 +80,7 @@ class Freshness:
             heard.told, heard.told_at = at, now
 
     def standing(self, log: LogId, mine: Position, now: float) -> Standing:
-        """The standing of a replica that stands at `mine`."""
+        """How fresh a log is in a replica that stands at `mine`."""
         heard = self._logs.get(log)
         if heard is None:
             return Standing()
@@ -94,6 +93,6 @@ class Freshness:
             del self._logs[log]
 
     def _catch_up(self, heard: _Heard, mine: Position) -> None:
-        """If the replica has what it was told of: nothing was lacking when it was told."""
+        """If the replica has reached what was reported, it was complete at the time of the report."""
         if heard.told is not None and mine >= heard.told:
             heard.confirmed_at, heard.told = heard.told_at, None

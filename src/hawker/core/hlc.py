@@ -3,8 +3,8 @@
 A stamp is `ms << 16 | counter`: wall time where clocks agree, and above every stamp seen before where they do not
 (Kulkarni et al., "Logical physical clocks", 2014). Two nodes may give the same stamp; then the greater name wins.
 
-A stamp further ahead of the reader's clock than `AHEAD_MS` is not taken yet: one node whose clock is a year ahead would
-otherwise win every write for a year, through everybody who builds on what it wrote.
+A reader does not take a stamp yet that is further ahead of its clock than `AHEAD_MS`. Otherwise a node whose clock is a
+year ahead would win every write for a year, because others stamp theirs above the ones that they read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def tick(last: int, now_ms: int) -> int:
 
 
 def accepted_at_ms(stamp: int) -> int:
-    """From when on, by the reader's clock, a stamp may be taken."""
+    """The time on the reader's clock from which it may take a stamp."""
     return ms_of(stamp) - AHEAD_MS
 
 
@@ -43,7 +43,7 @@ def ahead(stamp: int, now_ms: int) -> bool:
 
 
 def newest(rows: Iterable[tuple[int, str, T]]) -> T | None:
-    """Of (stamp, owner, row), the row that counts: greatest stamp, then greatest owner."""
+    """Choose among (stamp, owner, row) the row that counts: the greatest stamp wins, then the greatest owner."""
     best: tuple[int, str, T] | None = None
     for row in rows:
         if best is None or row[:2] > best[:2]:

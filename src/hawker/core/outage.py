@@ -1,8 +1,8 @@
 """When a worker is taken for gone, so that what stands by for its machines is started.
 
-Two signs must come together: nothing was heard of it for a while, and looks at it fail. Membership that has it dead
-makes the while shorter: others have looked, too. A worker that only ends in order, as for an upgrade, has left, which
-says nothing of its machines: for it the long while counts.
+Two signs must come together: nobody has heard of the worker for a while, and probes of it fail. The while is shorter if
+membership has declared it dead, because then others have probed it, too. A worker that ends in order, as for an
+upgrade, has left; its machines may still run, so the long while counts for it.
 
     outage = Outage(now)
     outage.heard(now, stood) / outage.failed()
@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 FAILED_LEAST = 3
-"""Looks in vain since it was last heard of: one lost packet is no outage."""
+"""So many probes must fail in a row, because one lost packet is no outage."""
 DEAD_PART = 1 / 3
-"""The part of that time which is enough when membership has the worker dead."""
+"""This part of the time is enough when membership has declared the worker dead."""
 NONE_STOOD: Mapping[str, int] = MappingProxyType({})
 
 
@@ -37,7 +37,7 @@ class Outage:
         self.stood = NONE_STOOD
 
     def heard(self, now: float, stood: Mapping[str, int] = NONE_STOOD) -> None:
-        """It took a connection, or answered: whatever was, is over."""
+        """The worker took a connection or answered, so any outage is over."""
         self.heard_at = now
         self.failures = 0
         self.told = False

@@ -46,16 +46,17 @@ class PoolEntry:
         self.own = 0
         self.others = 0
         self.in_flight = 0
-        """`own`, and `others` that another proxy or the delegate told of."""
+        """The sum of `own` requests and `others`, which another proxy or the delegate reported."""
         self.delegated = 0
         """How many slots a delegate may fill without asking; `others` counts those that are filled."""
         self.waking = False
         self.closing = False
         self.doubtful = False
-        """Its worker may be gone: it takes, and is started for, what no other machine can take."""
+        """Its worker may be gone, so the machine is used, or started, only for requests that no other machine can
+        take."""
         self.rests_until = 0.0
         self.spare = False
-        """While it is left alone it takes what no other can."""
+        """While the machine rests, it takes only what no other machine can."""
         self.told_until = inf
         self.data: Any = None
         self.weight = of

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 
 SETTLED_MS = 60_000
-"""Longer than news of a worker takes to reach every broker: until then it decides nothing that they must agree on."""
+"""News of a new worker reaches every broker in less time. Until then the worker decides nothing that they must agree
+on."""
 LOOKED_AT = 3
-"""What was decided before workers came is found on the next in rank; so many may come while a key counts."""
+"""How many workers in rank order are asked: what was decided before new workers came is found on the next in rank."""
 
 
 def ranked(key: str, workers: Iterable[str]) -> list[str]:
@@ -21,7 +22,7 @@ def ranked(key: str, workers: Iterable[str]) -> list[str]:
 
 
 def weight(key: str, name: str) -> tuple[bytes, str]:
-    """What the rank of `name` for `key` is by: the greatest is the first."""
+    """The weight of `name` for `key`; the greatest weight ranks first."""
     return blake2b(f"{key}/{name}".encode(), digest_size=8).digest(), name
 
 

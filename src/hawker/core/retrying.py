@@ -1,8 +1,8 @@
 """Whether a request may be sent again after a machine did not answer it: RFC 9110, section 9.2.2.
 
-A request that no byte of went out may go to another machine, whatever it asks for. One that did may have been acted on:
-only what is idempotent by its method is repeated then, and not often, since it may be the request itself that breaks
-machines. In any case all of its body must still be at hand.
+If no byte of a request went out, it may go to another machine, whatever it asks for. If any did, the machine may have
+acted on it: then it is repeated only if its method is idempotent, and not often, since the request itself may be what
+breaks machines. In any case all of its body must still be at hand.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ first byte of an answer, nothing came in time, its worker's proxy says that it i
 wait there as may, an answer that is none."""
 
 TRIES_MOST = 90
-"""As documented of Fly's proxy."""
+"""The number of tries that Fly documents for its proxy."""
 SENT_MOST = 3
-"""Machines that one request is sent to: one that is broken by it, or hangs, must not take the whole app with it."""
+"""The most machines that one request is sent to, because a request that breaks a machine or makes it hang must not take
+the whole app with it."""
 
 SAFE = frozenset((b"GET", b"HEAD", b"OPTIONS", b"TRACE"))
 IDEMPOTENT = SAFE | {b"PUT", b"DELETE"}

@@ -1,4 +1,4 @@
-"""Whom a broker does not wait for: what it remembers of a worker that did not answer, and how long it waits next time.
+"""What a broker remembers of a worker that did not answer, and how long it waits for that worker next time.
 
 A frozen worker takes connections and answers nothing, so it would cost every call that asks all workers a whole
 deadline. After one long wait in vain a worker is *silent*. It is still asked, but waited for only briefly, and the
@@ -12,8 +12,8 @@ import msgspec
 from msgspec.structs import replace
 
 SILENT_AFTER_S = 1.0
-"""A worker that is merely busy answers within this. A refused connection takes less, costs nobody anything, and is no
-reason to wait less next time."""
+"""A worker that is merely busy answers within this time. A refused connection takes less and costs nobody anything, so
+it is no reason to wait less next time."""
 PATIENCE_S = 0.25
 """As long as an order waits for offers."""
 

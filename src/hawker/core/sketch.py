@@ -1,8 +1,7 @@
 """A sketch of the images that a worker has: short hashes of their names and layers, for guesses.
 
-Who reads it asks the worker before it relies on anything, so one hash in four thousand million that stands for
-something else costs a question that is answered with no. A sketch is bounded: of a worker with more images it tells
-those that were used last.
+A reader asks the worker before it relies on a match, so a hash that stands for something else (one in four thousand
+million) costs only a question that is answered with no. A sketch is bounded: it names the images that were used last.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def short(name: str) -> str:
 
 
 def sketch(images: Iterable[tuple[Sequence[str], Image]]) -> Sketch:
-    """Of images with their references, the one used last first."""
+    """Sketch the images, each given with its references, the one used last first."""
     names: dict[str, None] = {}
     layers: dict[str, None] = {}
     for references, image in images:

@@ -1,7 +1,7 @@
 """What a request waited for, as spans of a trace, in the JSON of OTLP (OpenTelemetry Protocol 1.x, over HTTP).
 
-All proxies that a request passes add to one trace without telling each other anything: its ids follow from the id that
-the edge gave the request, or, where its user sends a W3C `traceparent`, from that.
+All proxies that a request passes add to one trace and need not tell each other anything: they derive its ids from the
+request id that the edge gave, or from the W3C `traceparent` that the user sent.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _FAILED = {"code": 2}
 _PARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
 _PATH_MOST = 256
 PARENT_LENGTH = 55
-"""Of a `traceparent`. Those of later versions have more behind that."""
+"""The length of a `traceparent` of version 0. Later versions may append more."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """A phase of a request that is over. Times are of one clock, in seconds; `within` are the parts of it, in their
-    order, up to its end, by their seconds."""
+    """A finished phase of a request. Times are of one clock, in seconds. `within` maps the parts of the phase, in their
+    order, to their seconds; the last part ends with the phase."""
 
     phase: str
     begun: float
@@ -80,8 +80,8 @@ def spans_of(
     attributes: Mapping[str, Value],
     failed: bool,
 ) -> list[Span]:
-    """Of one request at the proxy that is called `proxy`. `first` is when its answer's first byte came, 0 for never;
-    `wall_ns` is what the time was at `ended`. Other proxies' spans are below those of the `edge`."""
+    """The spans of one request at the proxy named `proxy`. `first` is when the first byte of the answer came, 0 if none
+    did; `wall_ns` is the wall time at `ended`. The spans of other proxies are below those of the `edge`."""
     trace = parent.trace if parent else _digits(b"trace", request_id, 32)
     at_edge = _digits(b"edge", request_id, 16)
     root = at_edge if edge else _digits(proxy.encode(), request_id, 16)
@@ -102,7 +102,7 @@ def spans_of(
         of_phase = add(mark.phase, mark.begun, mark.ended)
         at = mark.ended
         for name, seconds in reversed(list(mark.within.items())):
-            # It may have begun before this request came: that one's wait is what is shown.
+            # A part may have begun before this request came; only this request's own wait is shown.
             since = max(at - seconds, mark.begun)
             if since < at:
                 add(name, since, at, of_phase)
@@ -114,7 +114,7 @@ def spans_of(
 
 
 def path_of(target: bytes) -> str:
-    """Without the query, in which secrets are."""
+    """The path without the query, which may contain secrets."""
     return target.partition(b"?")[0][:_PATH_MOST].decode("latin-1")
 
 
@@ -149,5 +149,5 @@ def _attributes(values: Mapping[str, Value]) -> list[dict[str, Any]]:
 
 
 def _digits(what: bytes, request_id: bytes, count: int) -> str:
-    """Ids that every proxy of the request's way comes to."""
+    """An id that every proxy on the request's way computes alike."""
     return sha256(b"%b of %b" % (what, request_id)).hexdigest()[:count]

@@ -1,4 +1,4 @@
-"""What proxies that are trusted say of a request: load balancers and CDNs before this one.
+"""What trusted proxies, such as load balancers and CDNs in front of this one, say of a request.
 
     trusted = Trusted(["10.0.0.0/8"])
     if b"10.0.0.7" in trusted:
@@ -22,7 +22,7 @@ from hawker.core.forwarding import Field
 
 FORWARDED = b"x-forwarded-"
 _KEPT = 4096
-"""Addresses of which it is remembered whether they are trusted: there are few load balancers, and many users."""
+"""How many addresses are remembered as trusted or not. There are few load balancers, and many users."""
 _HOST = re.compile(rb"[A-Za-z0-9.-]{1,253}(?::\d{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](?::\d{1,5})?")
 _SCHEMES = {b"http": b"http", b"ws": b"http", b"https": b"https", b"wss": b"https"}
 """Traefik says `wss` of a WebSocket."""
@@ -100,7 +100,7 @@ class Trusted:
         client = peer
         for hop in reversed(hops):
             found = address_of(hop.strip())
-            if found is None:  # "unknown", or a word of its own for somebody: whom it hides nobody can tell
+            if found is None:  # "unknown", or a pseudonym: nobody can tell whom it hides
                 break
             client = str(found).encode()
             if client not in self:
@@ -109,7 +109,7 @@ class Trusted:
 
 
 def _apart(networks: Iterable[Network]) -> Iterator[Network]:
-    """None within another, in order of their addresses."""
+    """The networks in order of their addresses, none within another."""
     every = list(networks)
     yield from ipaddress.collapse_addresses(each for each in every if each.version == 4)
     yield from ipaddress.collapse_addresses(each for each in every if each.version == 6)

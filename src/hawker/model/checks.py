@@ -1,11 +1,11 @@
-"""A configuration's health checks: those of its services, which decide whether a proxy sends requests there, and named
-ones of its own, which say how it is.
+"""A configuration's health checks. Those of its services decide whether a proxy sends requests to the machine; the
+named ones beside them show how the machine is.
 
     "services": [{"internal_port": 8080, "checks": [{"type": "http", "path": "/up", "interval": "10s"}]}]
     "checks": {"disk": {"type": "tcp", "port": 9100}, "warm": {"type": "http", "port": 8080, "kind": "readiness"}}
 
-Fields and words are those of the Machines API. It gives no defaults; ours are `INTERVAL_S`, `TIMEOUT_S` and `GRACE_S`,
-the values of its own examples.
+Fields and words are those of the Machines API. That API documents no defaults, so `INTERVAL_S`, `TIMEOUT_S` and
+`GRACE_S` are the values of its examples.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ INTERVAL_S_LEAST, INTERVAL_S_MOST = 0.1, 3600.0
 TIMEOUT_S_LEAST, TIMEOUT_S_MOST = 0.01, 300.0
 GRACE_S_MOST = 3600.0
 CHECKS_MOST = 32
-"""A machine may have so many checks: each is a row of the catalog."""
+"""The most checks that one machine may have, because each is a row of the catalog."""
 NAME_MOST = 200
 PATH_MOST = 2048
 SERVICE_PREFIX = "servicecheck-"
@@ -49,8 +49,8 @@ _DURATIONS = {
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One check of a machine. `service` is "tcp/8080" for that of a service, else "". Times in seconds. Of `http`: an
-    answer of 200 to 299 passes. `headers` take the place of ours of the same name."""
+    """One check of a machine. `service` is "tcp/8080" for the check of a service, else "". Times are in seconds. An
+    `http` check passes with an answer of 200 to 299; its `headers` replace ours of the same name."""
 
     name: str
     kind: Kind
@@ -69,12 +69,12 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gates(self) -> bool:
-        """Whether a machine gets no requests while it does not pass."""
+        """Whether a machine gets no requests while this check does not pass."""
         return self.kind != "informational"
 
 
 def has_checks(raw: Mapping[str, Any]) -> bool:
-    """Whether a configuration as it is kept has any: most have none, and are not read for that."""
+    """Whether a stored configuration has any checks. Most have none, and this is cheaper than reading them."""
     return bool(raw.get("checks")) or any(service.get("checks") for service in raw.get("services") or ())
 
 
@@ -99,8 +99,8 @@ def check_checks(raw: Mapping[str, Any], services: Sequence[Service], at: str) -
 
 
 def with_written_durations(raw: dict[str, Any]) -> dict[str, Any]:
-    """A checked configuration whose checks' durations are strings: the API takes numbers of nanoseconds too, and gives
-    strings."""
+    """The checked configuration with its checks' durations as strings. The API also accepts integer nanoseconds, but
+    always returns strings."""
     filled = dict(raw)
     if services := raw.get("services"):
         filled["services"] = [
@@ -135,7 +135,7 @@ def _named(value: Any, at: str) -> list[Check]:
 
 
 def _check(raw: dict[str, Any], at: str, *, kind: Kind, service: str, port: int | None) -> Check:
-    """Without a name yet. `port` is what it has when it says nothing."""
+    """A check without its name. `port` is the default."""
     found = raw.get("type")
     if found not in ("http", "tcp"):
         raise Invalid(f"{at}.type", found, "use http or tcp")

@@ -46,7 +46,7 @@ STOP_TIMEOUT_S_MAX = 300.0
 STANDBYS_MOST = 16
 KNOWN_MOST = 256
 KNOWN_BYTES_MOST = 8192
-"""Larger ones are checked each time, so that those that are kept take little memory."""
+"""Configurations above this size are not kept but checked each time, so that the kept ones take little memory."""
 
 RestartPolicy = Literal["no", "on-failure", "always"]
 
@@ -65,7 +65,7 @@ PROCESS, CONTAINER, MICROVM = "process", "container", "microvm"
 _encode = msgspec.json.Encoder().encode
 _RUNTIME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 _NOT_FOR_THE_HOST = ("files", "volumes", "rootfs")
-"""What needs a root of its own."""
+"""Fields that need a root file system of the machine's own."""
 
 
 class Restart(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,15 +74,15 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True):
-    """How a machine is asked to stop: signal number, and seconds until the rest is killed."""
+    """How a machine is stopped: the number of the signal, and the seconds until whatever still runs is killed."""
 
     signal: int = int(signals.SIGINT)
     timeout_s: float = 5.0
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """What is run. `exec` is a whole command line; without it `entrypoint` and `cmd` make one, as Docker joins them,
-    each in the place of the image's."""
+    """What the machine runs. `exec` is a whole command line. Without it, `entrypoint` and `cmd` are joined as Docker
+    joins them; each replaces the image's."""
 
     exec: tuple[str, ...] = ()
     entrypoint: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """The command line where no image has a part in it."""
+        """The command line without any part of the image's."""
         return self.exec or self.entrypoint + self.cmd
 
 
@@ -130,7 +130,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def of_host(self) -> bool:
-        """Whether it runs a program of the host itself: no image is looked at."""
+        """Whether it runs a program of the host itself, without any image."""
         return is_host_image(self.image)
 
     def resources(self) -> Resources:
@@ -195,8 +195,8 @@ def check_config(raw: Any, *, at: str = "config") -> Config:
 
 
 def known_config(raw: dict[str, Any]) -> Config:
-    """`check_config` of what was decoded from JSON and is looked at again and again: an order on its way, the row of a
-    machine with each step of its life. What has the same content is checked once, while it is among the last."""
+    """`check_config` with a cache, for configurations that are read again and again, such as those of an order or of a
+    machine's row. The same content is checked once, as long as it is among the `KNOWN_MOST` used last."""
     content = _encode(raw)
     return _known(content) if len(content) <= KNOWN_BYTES_MOST else check_config(raw)
 
@@ -209,7 +209,7 @@ def _known(content: bytes) -> Config:
 def _seldom(
     raw: dict[str, Any], process: dict[str, Any], given: dict[str, Any], guest: Guest, at: str
 ) -> dict[str, Any]:
-    """The fields that most configurations do not have, of those that are given: configurations are checked often."""
+    """The fields that most configurations lack. Only those given are read, because configurations are checked often."""
     found: dict[str, Any] = {}
     if process:
         found["user"] = _user(process.get("user"), f"{at}.processes[0].user")
@@ -243,15 +243,15 @@ def _standbys(value: Any, at: str) -> tuple[str, ...]:
 
 
 def accept_config(raw: Any, *, at: str = "config") -> Config:
-    """Check what a client sends, as `check_config` does, and that it is not too large to be kept and passed on."""
+    """`check_config` for what a client sends, which must also be small enough to be kept and passed on."""
     config = check_config(raw, at=at)
     check_size(config.raw, at=at)
     return config
 
 
 def check_size(raw: dict[str, Any], *, at: str = "config") -> None:
-    """Raises `Invalid` for a configuration over `CONFIG_BYTES_MAX`. With its defaults, so that what a client read and
-    sends back unchanged is never refused."""
+    """Raises `Invalid` for a configuration over `CONFIG_BYTES_MAX`. `raw` has its defaults, so that what a client read
+    and sends back unchanged is never refused."""
     size = len(_encode(raw))
     if size > CONFIG_BYTES_MAX:
         raise Invalid(at, f"{size} bytes", f"a configuration has at most {CONFIG_BYTES_MAX} bytes as JSON")
@@ -353,7 +353,7 @@ def _max_memory(value: Any, guest: Guest, at: str) -> int:
 
 
 def _words(field: str, line: str) -> list[str]:
-    """Words of a command line written as one string, as some clients send it, split as a shell would."""
+    """Split a command line that a client sent as one string, as a shell would."""
     try:
         return shlex.split(line)
     except ValueError as error:
@@ -384,6 +384,6 @@ def _stop(raw: Any, at: str) -> Stop:
 
 
 def _stop_json(raw: Any, at: str) -> dict[str, Any]:
-    """The configuration as the client wrote it, but with durations as strings."""
+    """The client's `stop_config` with the duration as a string, which is how the API always returns it."""
     stop = _stop(raw, at)
     return {**raw, "timeout": format_duration(stop.timeout_s), "signal": signals.Signals(stop.signal).name}

@@ -10,9 +10,9 @@ from __future__ import annotations
 import msgspec
 
 IMAGE_TIMEOUT_S = 300.0
-"""A machine waits so long for its image, when nobody says otherwise."""
+"""How long a machine waits for its image by default."""
 NOT_IN_TIME = "it was not here within"
-"""Begins why an image was given up: only so do clients tell it from one that cannot be had."""
+"""The error for an image that did not come in time begins so. Clients know by this that another try may help."""
 
 
 class Platform(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,5 +66,5 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """Bytes that travel when nothing of it is here."""
+        """The bytes to download when no layer is here yet."""
         return sum({layer.digest: layer.size for layer in self.layers}.values())

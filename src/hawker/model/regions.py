@@ -48,7 +48,7 @@ def place(code: str) -> Place:
 
 
 def angle(one: Place, other: Place) -> float:
-    """Between two places, seen from the middle of the earth, in radians (haversine formula)."""
+    """The angle between two places, seen from the centre of the earth, in radians (haversine formula)."""
     north, east = radians(other.latitude - one.latitude), radians(other.longitude - one.longitude)
     along = cos(radians(one.latitude)) * cos(radians(other.latitude)) * sin(east / 2) ** 2
     return 2 * asin(min(1.0, sqrt(sin(north / 2) ** 2 + along)))

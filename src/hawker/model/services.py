@@ -20,17 +20,17 @@ Autostop = Literal["off", "stop", "suspend"]
 ProxyProtocol = Literal["", "v1", "v2"]
 
 SOFT_LIMIT = 20
-"""What is documented for a service that names no limit; there is no hard limit then."""
+"""The documented soft limit of a service that names none; such a service has no hard limit."""
 HANDLERS = ("http", "tls", "pg_tls", "proxy_proto", "edge_http")
 ALPN = ("h2", "http/1.1")
 TLS_VERSIONS = ("TLSv1.2", "TLSv1.3")
 PUBLISHED_MOST = 4096
-"""Characters that the ports of a service may have as JSON: what a column of the catalog holds."""
+"""The most characters that a service's ports may take as JSON, because a column of the catalog holds no more."""
 SECONDS_MOST = 86_400
 REPLAY_TTL_S_LEAST = 10
 
 LEAST_AGGRESSIVE: tuple[Autostop, ...] = ("off", "suspend", "stop")
-"""A machine with several services is stopped by the first of these that one of them says."""
+"""A machine with several services is stopped in the first of these ways that one of its services names."""
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
 _PREFIX = re.compile(r"[A-Za-z0-9.-]*/")
@@ -43,7 +43,7 @@ _OF_PROXIES = frozenset(
 
 
 class Concurrency(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How much a machine takes at once: connections, or requests in flight. `hard_limit` 0: any number."""
+    """How many connections, or requests in flight, a machine takes at once. `hard_limit` 0 sets no limit."""
 
     type: Literal["connections", "requests"] = "connections"
     soft_limit: Annotated[int, Meta(ge=1)] = SOFT_LIMIT
@@ -59,8 +59,9 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ReplayCache(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An entry of `replay_cache`: where a replay went is remembered for `ttl_s` seconds for requests below
-    `path_prefix`, which may have a host before it, that have the same value in the cookie or header `name`."""
+    """An entry of `replay_cache`. For `ttl_s` seconds the proxy remembers where a replay went, and sends later requests
+    there that are below `path_prefix` (which may begin with a host) and have the same value in the cookie or header
+    `name`."""
 
     path_prefix: str
     ttl_s: int
@@ -70,7 +71,7 @@ class ReplayCache(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Http(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`http_options`. Times in seconds, 0: the proxy's own. `set_headers` are names in lower case and values."""
+    """`http_options`. Times are in seconds; 0 leaves the proxy's own. `set_headers` has lower-case names and values."""
 
     compress: bool = False
     h2_backend: bool = False
@@ -83,7 +84,7 @@ class Http(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PublicPort(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A range of public ports, its first and last among them. Without handlers, bytes pass as they come."""
+    """A range of public ports, from `first` to `last` inclusive. Without handlers, the proxy passes bytes unchanged."""
 
     first: Annotated[int, Meta(ge=1, le=65535)]
     last: Annotated[int, Meta(ge=1, le=65535)]
@@ -95,7 +96,7 @@ class PublicPort(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """`min_machines_running` counts within a region."""
+    """One service. `min_machines_running` counts the machines of one region."""
 
     protocol: Protocol
     internal_port: int
@@ -127,13 +128,13 @@ def check_services(value: Any, at: str) -> tuple[Service, ...]:
 
 
 def published(services: tuple[Service, ...]) -> tuple[tuple[Protocol, int], ...]:
-    """What must be reachable, each once, in the order given."""
+    """The protocols and ports that must be reachable, each once, in the order given."""
     return tuple(dict.fromkeys((service.protocol, service.internal_port) for service in services))
 
 
 def merged(services: Iterable[Service]) -> dict[tuple[Protocol, int], Service]:
-    """One service for each port inside. Where several lead to one, its program has to bear them all: they share the
-    smallest limits of those that have some, and what keeps the machine running for one keeps it for all."""
+    """One service for each internal port. If several services lead to one port, its program has to bear them all. So
+    they share the smallest limits that any of them has, and if one keeps the machine running, the machine runs."""
     found: dict[tuple[Protocol, int], Service] = {}
     for service in services:
         key = (service.protocol, service.internal_port)
@@ -160,12 +161,12 @@ def least_aggressive(autostops: Collection[Autostop]) -> Autostop:
 
 
 def ports_json(ports: tuple[PublicPort, ...]) -> str:
-    """As the catalog has them; `read_ports` reads them."""
+    """Encode ports for the catalog; `read_ports` decodes them."""
     return _encode(ports).decode()
 
 
 def read_ports(text: str) -> tuple[PublicPort, ...]:
-    """Fields that are not known here are passed over. Raises `ValueError`."""
+    """Decode ports and ignore unknown fields. Raises `ValueError`."""
     return _PORTS.decode(text)
 
 
@@ -174,7 +175,7 @@ def concurrency_json(concurrency: Concurrency) -> str:
 
 
 def read_concurrency(text: str) -> Concurrency:
-    """As `read_ports`."""
+    """Decode limits and ignore unknown fields. Raises `ValueError`."""
     return _CONCURRENCY.decode(text)
 
 
@@ -202,7 +203,7 @@ def _service(raw: dict[str, Any], at: str) -> Service:
 
 
 def _autostop(value: Any, at: str) -> Autostop:
-    """Older clients say true and false."""
+    """Older clients send true and false."""
     if isinstance(value, bool):
         return "stop" if value else "off"
     if value is not None and (not isinstance(value, str) or value not in _AUTOSTOP):
@@ -275,7 +276,7 @@ def _http(value: Any, at: str) -> Http:
 
 
 def _headers(value: Any, at: str) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
-    """What is set, and what is removed (`false`). A list sets a header several times."""
+    """The headers to set, and the names of those to remove (`false`). A list sets a header several times."""
     given: list[tuple[str, str]] = []
     removed: list[str] = []
     for name, wanted in check_object(at, value, '{"x-frame-options": "DENY", "x-powered-by": false}').items():
@@ -295,7 +296,7 @@ def _headers(value: Any, at: str) -> tuple[tuple[tuple[str, str], ...], tuple[st
 
 
 def _latin(text: str) -> bool:
-    """What fits into a header: its bytes are Latin-1 (RFC 9110, section 5.5)."""
+    """Whether a text fits into a header, whose bytes are Latin-1 (RFC 9110, section 5.5)."""
     return all(ord(character) < 256 for character in text)
 
 
@@ -318,7 +319,8 @@ def _replay_cache(raw: dict[str, Any], at: str) -> ReplayCache:
 
 
 def _proxy_protocol(value: Any, at: str, handlers: tuple[str, ...]) -> ProxyProtocol:
-    """The options of the handler `proxy_proto`. Its version is 1 where they say nothing."""
+    """The version that the handler `proxy_proto` writes, version 1 if the options name none; "" without that
+    handler."""
     version: Any = check_object(at, value, '{"version": "v2"}').get("version") or "v1"
     if version not in ("v1", "v2"):
         raise Invalid(f"{at}.version", version, "use v1 or v2")

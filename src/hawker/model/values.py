@@ -15,7 +15,6 @@ from hawker.errors import Invalid
 
 MachineId = NewType("MachineId", str)  # 14 lower-case hex digits
 Ulid = NewType("Ulid", str)  # 26 characters, sorts by time
-WorkerName = NewType("WorkerName", str)
 Region = NewType("Region", str)  # a code such as "ord"
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -57,8 +56,8 @@ def is_machine_id(text: str) -> bool:
 def check_app_name(name: str) -> str:
     """Lower-case letters, digits and dashes, at most 63; never of the form of a machine id.
 
-    The original six paths put apps and machine ids in the same place (`/v1/apps/{machineid}`), so the two must be told
-    apart.
+    Six paths of the public API have either an app or a machine id in the same place (`/v1/apps/{machineid}`), so no app
+    may be named like a machine.
     """
     if not _APP_NAME.fullmatch(name):
         raise Invalid("name", name, "use lower-case letters, digits and dashes, at most 63, not starting with a dash")
@@ -75,8 +74,8 @@ def check_label(field: str, text: str) -> str:
 
 
 def host_port(field: str, text: str, *, named: bool = False) -> tuple[str, int]:
-    """Of `host:port`, an IPv6 address in brackets or not. An empty host is all that there are, and refused where it has
-    to be `named`. Raises `Invalid`."""
+    """Split `host:port`; an IPv6 address may stand in brackets. An empty host means all addresses, and is refused if
+    the host has to be `named`. Raises `Invalid`."""
     host, _, port = text.rpartition(":")
     if (named and not host) or not port.isdecimal() or not 0 <= int(port) < 65536:
         raise Invalid(field, text, "write host:port")
@@ -178,9 +177,8 @@ def is_digest(text: str) -> bool:
 class ImageRef:
     """An image reference taken apart: `registry/repository:tag@digest`, with Docker's defaults.
 
-    Made of any text, since records of the past hold any; `checked` is for what comes in. As text it is complete, and
-    reads as the same reference again.
-    """
+    The constructor takes any text, since old records may hold anything; `checked` is for input. `str` gives the
+    complete reference, which reads as the same one again."""
 
     __slots__ = ("digest", "registry", "repository", "tag")
 
@@ -245,7 +243,7 @@ def check_image(field: str, value: Any) -> str:
 
 
 def pinned(image: str, digest: str) -> str:
-    """The reference that means these bytes and no others, whatever becomes of the tag."""
+    """The reference that names these bytes and no others, even if the tag moves."""
     if not digest or is_host_image(image):
         return image
     return f"{image.partition('@')[0]}@{digest}"

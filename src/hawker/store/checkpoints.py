@@ -5,8 +5,8 @@ waits for that commit, and the loop with it, stand still. Here a thread does it,
 nothing has been committed for a moment. Commits go on meanwhile. SQLite begins the log anew with the first commit that
 finds all of it brought, so the thread goes on until nothing was written while it worked.
 
-Nothing is less durable for it: what is acknowledged is in the log and on the disk, and stays there until the database
-has it, on the disk, too.
+This loses no durability: what is acknowledged is in the log on the disk, and stays there until the database on the disk
+has it, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import apsw
 from hawker.store.connection import BUSY_MS, WAL_PAGES_AT_FIRST, rows
 
 PAGES = WAL_PAGES_AT_FIRST // 2
-"""From this many pages of the log on, a checkpoint waits for a quiet moment."""
+"""Once the log has this many pages, a checkpoint waits for a quiet moment."""
 QUIET_S = 0.02
 """A moment is quiet when nobody has committed for this long."""
 ROUNDS_MOST = 8
@@ -29,9 +29,9 @@ ROUNDS_MOST = 8
 class Checkpoints:
     """The checkpoints of the database that `writer` writes. Close them before its connections.
 
-    pages: when a quiet moment is waited for. `at_once`: when it is no longer. `most`: when commits do it themselves,
-    because they are quicker than the thread; a log longer than that has a reader that still needs it, or no room to go.
-    """
+    The limits are lengths of the log. From `pages` on a thread waits for a quiet moment, and from `at_once` on it waits
+    no longer. From `most` on commits make checkpoints themselves, because they outrun the thread; a log that is longer
+    still has a reader that needs it, or the disk is full."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class Checkpoints:
         self.most = most
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
-        self._length = 0  # of the log, in pages, after the last commit
-        self._fresh = False  # commits came since `bring`
-        self._again = 0  # and from which on it is tried again after a try that did not bring all
+        self._length = 0  # the log's pages after the last commit
+        self._fresh = False  # whether anything was committed since `bring`
+        self._again = 0  # after an incomplete checkpoint: the length from which the next one is tried
         self._db = apsw.Connection(writer.filename, flags=apsw.SQLITE_OPEN_READWRITE)
         try:
             self._db.set_busy_timeout(BUSY_MS)
@@ -69,17 +69,18 @@ class Checkpoints:
             self._db.close(True)
 
     def bring(self) -> None:
-        """Do it soon, however little there is. Not, where nothing was committed since the last call."""
+        """Make a checkpoint soon, however short the log is, unless nothing was committed since the last call."""
         if self._fresh:
             self._fresh = False
             self._begin()
 
     def _committed(self, writer: apsw.Connection, name: str, pages: int) -> int:
-        """So many are in the log. What is raised here would be the commit's error, though it is on the disk."""
+        """A commit has left so many pages in the log. This must not raise: SQLite would report the commit as failed,
+        though it is on the disk."""
         self._length = pages
         self._fresh = True
         if pages >= self.most:
-            with suppress(apsw.Error):  # of a full disk, or the thread is at it: the next commit tries it again
+            with suppress(apsw.Error):  # the disk is full, or the thread is at it: the next commit tries again
                 writer.wal_checkpoint(name, apsw.SQLITE_CHECKPOINT_PASSIVE)
         elif pages < self.pages:
             self._again = 0  # it was begun anew
@@ -101,11 +102,11 @@ class Checkpoints:
     def _run(self) -> None:
         self._wait_for_quiet()
         before = 0
-        with suppress(apsw.Error):  # of a full disk: as above; damage is found by those who read
+        with suppress(apsw.Error):  # as above; whoever reads finds damage
             for _ in range(ROUNDS_MOST):
                 pages, brought = self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
                 if brought < pages or pages == before:
-                    break  # somebody still reads what was there before, or all is brought
+                    break  # a reader still needs the older pages, or all are brought
                 before = pages
         self._again = self._length + self.pages // 4
 

@@ -6,8 +6,8 @@ table; one that is over is deleted in its place. `LogFloorRow` says how much is 
 record left follows, so `store.verify` checks what is left as it checks a whole log. All of one batch is one commit: a
 cut by a crash is there, or it is not.
 
-An image is a row's last one if it is what its table has: each change of a row writes both. So nothing is searched for.
-One that was so before and is so again gets a new image without need, and that is all.
+An image is a row's last one if the table has the same: each change of a row writes both. So no search is needed. A row
+that changed and changed back gets a new image without need, which does no harm.
 
 Pages that become free are used again. Those above a reserve go back to the disk, some in a commit.
 """
@@ -29,9 +29,9 @@ from hawker.store.db import Store
 from hawker.store.tx import Tx
 
 BATCH = 128
-"""Records cut in one commit, and a bound that is passed by fewer is not looked at: some milliseconds of work."""
+"""How many records one commit cuts: some milliseconds of work. Compaction waits until a bound is passed by as many."""
 IMAGES = 256
-"""Images of rows that one commit looks at. A record that has more is cut after several commits."""
+"""How many rows' images one commit looks at. A record with more of them is cut after several commits."""
 PAUSE_S = 0.01
 """The pause between two commits of one sweep: whoever waits for another commit goes first."""
 STEPS_A_SIZE, TIMES_MOST = 16, 8
@@ -67,7 +67,7 @@ class Last(NamedTuple):
 Named = tuple[type[Row], str]
 """A row by its type and key."""
 Over = Callable[[Tx, Collection[Last]], Collection[Named]]
-"""Which of these rows are over, and which others with them: they are deleted."""
+"""Names the rows among these that are over, and others that go with them; compaction deletes them."""
 
 
 class Compaction:
@@ -103,7 +103,7 @@ class Compaction:
             await asyncio.sleep(PAUSE_S)
 
     def step(self, tx: Tx, times: int = 1) -> bool:
-        """One commit's work, or none; so many times as much as usual. Returns whether there was any."""
+        """Do one commit's work, `times` as much as usual. Returns whether there was any."""
         floor = tx.get(LogFloorRow, LogFloorRow.KEY) or LogFloorRow()
         if self._is_due(tx, floor, self._batch * times):
             self._cut(tx, floor, self._batch * times, self._images * times)
@@ -116,7 +116,7 @@ class Compaction:
         if length - batch >= max(kept.records, floor.rows // ROWS_A_RECORD):
             return True
         if length - batch < 2 * floor.rows // self._images:
-            return False  # hardly more than the images that this would write again
+            return False  # this would write almost as many images again
         found = tx.query("select at_ms from log where seq = ?", (floor.through + batch,))
         return bool(found) and found[0][0] < tx.now_ms - int(kept.seconds * 1000)
 
@@ -144,7 +144,7 @@ class Compaction:
         for row in stays:
             tx.write_again(row.kind, row.key, row.body)
         seen = before + len(part)
-        if seen < len(images):  # a record of many images: it is cut once they all have been seen to
+        if seen < len(images):  # the record is cut once all its images have been handled
             tx.put(replace(floor, counted=floor.counted + len(stays)))
             tx.after_commit(lambda: self._note(through, seen))
             return

@@ -75,7 +75,7 @@ def prepare(db: apsw.Connection, *, exclusive: bool, schemas: Sequence[Schema] =
     if exclusive:
         db.execute("pragma locking_mode = exclusive")
     db.set_busy_timeout(BUSY_MS)
-    db.execute(f"pragma auto_vacuum = {INCREMENTAL}")  # of a new database: it is of no effect on any other
+    db.execute(f"pragma auto_vacuum = {INCREMENTAL}")  # this takes effect on new databases only
     mode = rows(db, "pragma journal_mode = wal")[0][0]
     if mode != "wal":
         raise StoreError(f"SQLite cannot use a write-ahead log here ({mode}); use a local file system")

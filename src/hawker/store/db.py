@@ -3,9 +3,9 @@
 `Store.submit(change)` runs `change(tx)` inside a transaction together with everything else submitted in the same
 tick of the event loop, and returns once that transaction is on disk (WAL, `synchronous=FULL`). A change that raises
 is rolled back alone; the others go on. Commits are made on the loop while the disk is quick and in a thread once it
-is slow: a fsync of 0.1 ms is cheaper than waking a thread, one of 10 ms must not stop the loop. The loop's clock tells
-which, so that on virtual time, where a commit takes none, all are made on the loop. One slow commit says as little of
-the disk as of who else has the processors: it takes some in a row.
+is slow: a fsync of 0.1 ms is cheaper than waking a thread, one of 10 ms must not stop the loop. The store
+measures commits by the loop's clock, so in virtual time, where a commit takes none, all are made on the loop. A single
+slow commit may only mean that the processors were busy, so it takes some in a row.
 
 What a change may do is in `store.tx`. Reads outside a change go to a second connection and see what is committed.
 """
@@ -58,7 +58,7 @@ class Store:
     `on_change` are called at the end of each change, inside its transaction, with the rows that it wrote, and may write
     more: that is how what a node publishes gets into the same commit.
 
-    `types` are the types of the rows of each table.
+    `types` maps each table to the type of its rows.
 
     `reserve`, when set, is given up by the first commit that finds no room; its changes are tried once more then.
 
@@ -137,12 +137,12 @@ class Store:
 
     @property
     def slow(self) -> bool:
-        """Whether the disk is: commits are then made beside the event loop."""
+        """Whether the disk is slow, so that commits are made in a thread."""
         return self._slow_commits >= SLOW_IN_A_ROW
 
     @property
     def committing(self) -> bool:
-        """Whether a commit is under way beside the event loop."""
+        """Whether a commit is under way in the thread."""
         return self._committing is not None
 
     async def submit(self, change: Callable[[Tx], T], *, not_before_s: float = 0.0) -> T:

@@ -19,14 +19,14 @@ Shows = Callable[[MachineRow, Any], bool]
 def check(fleet: Fleet, logs: Mapping[str, Operations]) -> Iterator[str]:
     """What is wrong. `logs` by worker; one that does not serve has none."""
     for told in fleet.oracle.acknowledged:
-        # One that was ordered anew may be where nobody was told of.
+        # A machine that was ordered anew may be on a worker that no client was told of.
         workers = list(fleet.losses) if told.machine in fleet.oracle.replaced else [told.worker]
         if any(fleet.forgot(worker, told.asked_s, told.told_s) for worker in workers):
             continue
         if any(worker in logs and not logs[worker].whole for worker in workers) or told.worker not in logs:
-            continue  # what was told of may be long over
+            continue  # the record may have been cut off
         if fleet.oracle.replaced.get(told.machine, -1.0) >= told.asked_s:
-            continue  # it may have been asked of a worker that has not got the machine any more
+            continue  # the request may have gone to a worker that no longer has the machine
         what = f"{told.what} of machine {told.machine}, acknowledged at {told.told_s:.3f} (request {told.request})"
         found = [row for log in logs.values() for row in log.of(told.request)]
         if told.what in _LEASES:

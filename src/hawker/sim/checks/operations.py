@@ -5,7 +5,7 @@ what a request wished for: the restart policy and a lost program change a machin
 suspended program one that was to be suspended, and one that has gone to another worker is destroyed. A run that comes
 to nothing takes back what it set itself, and nothing that was asked for since.
 
-Of records by request: `of`. `hawker.sim.checks.acknowledged` compares them with what clients were told.
+`Operations.of` gives the rows of a request; `hawker.sim.checks.acknowledged` compares them with what clients were told.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _OF_ENDS = {
     "worker start: ": "started",
     "the suspended program is gone": "suspended",
 }
-"""Causes of what a worker does when a program ends, and what its machine must have been wished to be before."""
+"""What a worker does when a program ends has such a cause; before it the machine must have had this wish."""
 _SUPERSEDED = "local rule: superseded"
 _GIVEN_UP = ("reservation.released", "reservation.lapsed")
 _BY = "request "
 
 
 class Operations:
-    """Fed with the log, record by record. `machines` are all rows of each machine, in order; `given_up` are orders that
-    were released or have lapsed; `wrong` is what may not be. `whole`: the log has its beginning."""
+    """Reads a log, record by record. `machines` has all rows of each machine, in order; `given_up` has the orders that
+    were released or lapsed; `wrong` has the violations. `whole`: the log has its beginning."""
 
     def __init__(self, *, whole: bool = True) -> None:
         self.whole = whole
@@ -57,7 +57,7 @@ class Operations:
             self.wrong.append(f"S3: {where}: order {resource} was taken after it had been given up")
 
     def forgotten(self, key: str) -> None:
-        """The end of an order that nobody asks again about."""
+        """Forget a finished order that nobody asks about again."""
         self.given_up.discard(key)
 
     def lease(self, cause: str, row: LeaseRow | None) -> None:

@@ -1,4 +1,4 @@
-"""Who looks after the fleet of a simulation."""
+"""The operator of a simulated fleet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hawker.sim.clients.api import SETTLE_TRIES, Api
 
 
 class Operator:
-    """Who looks after the fleet: makes the apps, cordons workers and opens them again, tries parked runs again."""
+    """The operator makes the apps, cordons workers and opens them again, and retries parked runs."""
 
     def __init__(self, api: Api, rng: random.Random, workers: list[str], now: Callable[[], float]) -> None:
         self.api = api
@@ -44,7 +44,7 @@ class Operator:
             await asyncio.sleep(1)
 
     async def retry_parked(self) -> int:
-        """How many there were, of the workers that answered."""
+        """Retry the parked runs of the workers that answer. Returns how many there were."""
         answer = await self.api.ask("GET", "/v1/hawker/runs?status=parked")
         runs = answer.body if answer.status == 200 and isinstance(answer.body, list) else []
         for run in runs:

@@ -15,8 +15,8 @@ FILLED, REFUSED, DOUBT, OPEN = "filled", "refused", "doubt", "open"
 
 @dataclass
 class Order:
-    """One order, over all its attempts. `outcome` is that of the last one; `doubtful` that one before it, or this one,
-    ended without a definite answer."""
+    """One order, over all its attempts. `outcome` is that of the last attempt; `doubtful` says that some attempt ended
+    without a definite answer."""
 
     label: str
     key: str
@@ -41,8 +41,8 @@ class Order:
 
 
 class Acknowledged(NamedTuple):
-    """An operation on a machine that a client was told is done, or begun: what it was, and what it was to make of the
-    machine; which worker had the machine by then, as far as the client knew. `request` is the answer's id."""
+    """An operation on a machine that a client was told is done or begun. `wanted` is what it was to make of the
+    machine, `worker` the one that had the machine as far as the client knew, `request` the id in the answer."""
 
     what: str
     machine: str

@@ -147,7 +147,7 @@ class World:
     def lose_power(self) -> None:
         """The host goes down with every program on it, and nobody saw them end."""
         for placed in self.instances.values():
-            self.on_event("lost", placed.spec)  # of one that had ended, too: the record of its exit
+            self.on_event("lost", placed.spec)  # also if it had ended: the record of its exit is lost
         self.instances.clear()
 
     def running(self, machine: str) -> list[Placed]:

@@ -1,8 +1,7 @@
 """What a mutation of our own code is.
 
-A mutant replaces a method, or something that a module uses, for the length of one run. What it says is the fault that a
-person could make; `breaks` names the invariants of which at least one must then be violated.
-"""
+A mutant replaces a method, or something that a module uses, for the length of one run. `says` describes the mistake
+that a person could make; at least one of the invariants that `breaks` names must then be violated."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ from hawker.sim.platform.replacing import Change, replaced
 
 
 class Mutant(NamedTuple):
-    """`breaks`: what a violation that notices it has in its text. `faults`: the kinds that it takes to show, () for the
-    usual ones."""
+    """`breaks`: a violation that notices the mutant has one of these in its text. `faults`: the kinds of faults that
+    make it show, () for the usual ones."""
 
     says: str
     breaks: tuple[str, ...]

@@ -16,7 +16,7 @@ from hawker.sim.platform.record import Record
 
 DELAY_S = {0: (0.0002, 0.0006), 1: (0.015, 0.035), 2: (0.040, 0.080)}
 """One-way delay, least and most of a link, by how far its regions are apart in the list of regions (2: or more)."""
-JITTER = 0.2  # of a link's delay
+JITTER = 0.2  # the most that a link adds at random, as a part of its delay
 LOOPBACK_S = 20e-6
 
 
@@ -113,7 +113,7 @@ class Links:
         return station
 
     def travel(self, source: Station, to: Station, call: Callable[..., object], *args: Any) -> None:
-        """One packet: `call` where it arrives, if it does."""
+        """Send one packet, and `call` if and when it arrives."""
         link = self.link(source, to)
         if not source.up or link.loses():
             return

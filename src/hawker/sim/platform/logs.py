@@ -42,7 +42,7 @@ def logs_into(record: Record, hear: Callable[[str, str, dict[str, Any]], None] |
 
 
 class _Handler(logging.Handler):
-    """The HTTP server's own log: nothing of it is expected."""
+    """Notes the HTTP server's own log, which should stay empty."""
 
     def __init__(self, note: telemetry.Sink) -> None:
         super().__init__()

@@ -31,7 +31,7 @@ LOOPBACK = "127.0.0.1"
 REORDERED_S = 0.05  # how much later a datagram comes that is overtaken
 SYN_RETRY_S = (1.0, 2.0, 4.0, 8.0)
 DATAGRAM_BYTES_MAX = 65_507
-DATAGRAMS_HELD_MAX = 1000  # of a receiver that does not read: the rest is dropped
+DATAGRAMS_HELD_MAX = 1000  # a receiver that does not read holds so many; the rest is dropped
 
 
 At = int | tuple[str, int]

@@ -1,7 +1,7 @@
 """Simulated hosts, and the processes on them.
 
-A `Station` is a host. A `Process` is one life of a program on it; a context variable says whose a task or callback is,
-and whatever it starts inherits that. What becomes of killed and paused ones is in `sim.platform.loop`.
+A `Station` is a host. A `Process` is one life of a program on it. A context variable says which process a task or
+callback belongs to, and whatever that starts inherits it. `sim.platform.loop` handles killed and paused processes.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Process:
         self.station = station
         self.dead = False
         self.paused = False
-        self.stopped = False  # either: what is due for it does not run
-        self.went_on_s = 0.0  # when it was paused last, until then
+        self.stopped = False  # dead or paused: nothing of it runs
+        self.went_on_s = 0.0  # when its last pause ended
         self.held: list[Handled] = []
         self.tasks: list[asyncio.Task[Any]] = []  # at its death
 

@@ -1,4 +1,4 @@
-"""Something else in the place of a method, or of what a module uses, for a while."""
+"""Replaces a method, or something that a module uses, until a block ends."""
 
 from __future__ import annotations
 

@@ -346,9 +346,6 @@ class StreamEnd(asyncio.Transport):
             self._writing_paused = True
             self._protocol.pause_writing()
 
-    def writelines(self, list_of_data: Any) -> None:
-        self.write(b"".join(list_of_data))
-
     def can_write_eof(self) -> bool:
         return True
 
