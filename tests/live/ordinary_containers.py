@@ -17,7 +17,7 @@ from tests.live.conformance.abilities import Talking, Telling
 from tests.live.conformance.every import Conformance
 from tests.live.conformance.images import Imaged
 from tests.live.conformance.kills import Killed
-from tests.live.conformance.letting_go import LetGo
+from tests.live.conformance.releasing import Released
 
 from hawker.worker.drivers.base import Root, StartFailed
 from hawker.worker.drivers.container.driver import ContainerDriver
@@ -33,7 +33,7 @@ def ordinary(directory: Path, images: UnpackedImages | None = None) -> Container
     return ContainerDriver(directory / "driver", images or UnpackedImages(directory / "images"), programs=programs())
 
 
-class TestOrdinaryUser(Conformance, Telling, Talking, Imaged, Killed, LetGo):
+class TestOrdinaryUser(Conformance, Telling, Talking, Imaged, Killed, Released):
     factory = "tests.live.ordinary_containers:ordinary"
 
     @pytest.fixture

@@ -21,7 +21,7 @@ from tests.live.conformance.abilities import Limited, Talking, Telling
 from tests.live.conformance.every import Conformance
 from tests.live.conformance.images import Imaged
 from tests.live.conformance.kills import Killed
-from tests.live.conformance.letting_go import LetGo
+from tests.live.conformance.releasing import Released
 
 from hawker.worker.drivers.base import Mount, Network, Publish, Root, StartFailed
 from hawker.worker.drivers.container.driver import ContainerDriver, users_of_before
@@ -51,7 +51,7 @@ def runc(directory: Path) -> ContainerDriver:
     return driver_of(directory, "runc")[0]
 
 
-class Containers(Conformance, Telling, Talking, Limited, Imaged, Killed, LetGo):
+class Containers(Conformance, Telling, Talking, Limited, Imaged, Killed, Released):
     async def test_the_output_of_a_machine_configured_with_a_terminal_is_logged(self, driver: Opened) -> None:
         assert await driver.run(replace(driver.shell("echo $TERM"), tty=True)) == ["xterm"]
 

@@ -141,7 +141,7 @@ async def test_a_driver_that_never_ran_a_machine_starts_no_supervisor_to_forget_
     await driver.close()
 
 
-async def test_a_start_that_was_foreseen_gets_the_process_that_waits(tmp_path: Path) -> None:
+async def test_a_prespawned_start_gets_the_process_that_waits(tmp_path: Path) -> None:
     async with opened(ProcessDriver(tmp_path / "driver", cgroups=False, programs=programs())) as it:
         driver, mark = it.driver, word()
         assert isinstance(driver, ProcessDriver)

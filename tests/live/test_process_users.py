@@ -73,7 +73,7 @@ def attempts(paths: list[str], pids: list[int]) -> list[str]:
     return [PYTHON, "-S", "-c", TRIES, json.dumps([paths, pids])]
 
 
-@pytest.fixture(params=[with_cgroups, without_cgroups], ids=["foreseen", "spawned"])
+@pytest.fixture(params=[with_cgroups, without_cgroups], ids=["prespawned", "spawned"])
 async def driver(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Opened]:
     async with opened(request.param(tmp_path)) as it:
         yield it

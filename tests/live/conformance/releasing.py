@@ -17,7 +17,7 @@ from hawker.worker.drivers.base import InstanceSpec
 from hawker.worker.drivers.supervised import SupervisedDriver
 
 
-class LetGo:
+class Released:
     """For drivers of containers."""
 
     async def test_a_supervisor_killed_while_it_writes_a_container_down_leaves_none(self, driver: Opened) -> None:
