@@ -38,7 +38,10 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Confined:
-    """What a confined program sees and gets; see `hawker.supervisor.confined.Confinement`."""
+    """What a confined program sees and gets. `user` is the number of its user and of its group. `shown` are files and
+    directories that it sees under the names that they have here, and `own` those that it may write to if their modes
+    let it. `devices` become its own. `sockets` are names in its directory, `tap` is that of a network interface, "" for
+    none."""
 
     user: int | None = None
     shown: Sequence[str] = ()

@@ -18,11 +18,11 @@ import signal
 import socket
 import stat
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 from hawker.supervisor import mounts, users
+from hawker.supervisor.calls import Confined
 from hawker.supervisor.programs import Launch
 
 _TUN = "/dev/net/tun"
@@ -35,21 +35,12 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-@dataclass(frozen=True)
-class Confinement:
-    """`user` is the number of the user and of its group. `shown` are files and directories that it sees, under the
-    names that they have here, and `own` those that it may write to, if their modes let it. `devices` become its own.
-    `sockets` are names in its directory, `tap` that of a network interface, "" for none: `{name}` and `{tap}` in its
-    arguments become the numbers of their descriptors. `scratch` is a directory that is empty, and may be shared. As a
-    user of its own it can make none of its `own` files larger than the largest of them is, nor any other file than
-    `most_mib`."""
+@dataclass(frozen=True, kw_only=True)
+class Confinement(Confined):
+    """How to confine one program. `{name}` of a socket and `{tap}` in its arguments become the numbers of their
+    descriptors. `scratch` is a directory that is empty, and may be shared. As a user of its own the program can make
+    none of its `own` files larger than the largest of them is, nor any other file than `most_mib`."""
 
-    user: int | None = None
-    shown: Sequence[str] = ()
-    own: Sequence[str] = ()
-    devices: Sequence[str] = ()
-    sockets: Sequence[str] = ()
-    tap: str = ""
     scratch: str = ""
     most_mib: int = 0
 
