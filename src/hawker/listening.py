@@ -55,14 +55,15 @@ def tell_of_accepts_once(loop: asyncio.AbstractEventLoop, tell: Callable[[str, i
 
 
 class Listening:
-    """The listening sockets of a process, as part of its `Host`."""
+    """The listening sockets of a process, as part of its `Host`. `dropped` is called with the inode of a handed-over
+    socket that is closed because it is in the way; others may still have it."""
 
-    def __init__(self, handed: Iterable[socket.socket] = ()) -> None:
+    def __init__(
+        self, handed: Iterable[socket.socket] = (), dropped: Callable[[int], None] = lambda inode: None
+    ) -> None:
         self._handed = list(handed)
         self._servers: dict[asyncio.AbstractServer, None] = {}
-        self.dropped: Callable[[int], None] = lambda inode: None
-        """Called with the inode of a handed-over socket that is closed because it is in the way; others may still have
-        it."""
+        self._dropped = dropped
 
     async def serve(
         self, made: Callable[[], asyncio.BaseProtocol], host: str, port: int, *, backlog: int
@@ -106,7 +107,7 @@ class Listening:
     def _drop(self, sock: socket.socket) -> None:
         inode = os.fstat(sock.fileno()).st_ino
         sock.close()
-        self.dropped(inode)
+        self._dropped(inode)
 
     def keep(self, server: asyncio.AbstractServer) -> None:
         """Let the server's sockets outlive this program if they are open when it ends."""

@@ -105,8 +105,7 @@ async def test_one_that_is_in_the_way_of_a_new_one_is_let_go_first(ear: Ear) -> 
     everywhere = socket.create_server(("0.0.0.0", 0))
     port = everywhere.getsockname()[1]
     ear.stored[name_of(everywhere)] = everywhere.dup()
-    listening = Listening([everywhere])
-    listening.dropped = ServiceManager(ear.environ).forget
+    listening = Listening([everywhere], ServiceManager(ear.environ).forget)
     hearing = asyncio.create_task(asyncio.to_thread(ear.wait_for, "BARRIER"))
     await asyncio.to_thread(lambda: None)
     (server,) = await listening.serve(asyncio.Protocol, "127.0.0.1", port, backlog=10)

@@ -45,17 +45,16 @@ REPORT = "stalled"
 async def run_agent(settings: AgentSettings) -> None:
     """Serve until SIGTERM or SIGINT. Raises what keeps a role from starting."""
     past, sockets = restart.read(os.environ)
-    await _Life(settings, past, Listening(sockets)).run()
+    await _Life(settings, past, sockets).run()
 
 
 class _Life:
-    def __init__(self, settings: AgentSettings, past: restart.Past, listening: Listening) -> None:
+    def __init__(self, settings: AgentSettings, past: restart.Past, sockets: list[socket.socket]) -> None:
         self._settings = settings
         self._past = past
-        self._listening = listening
         self._manager = ServiceManager(os.environ)
-        listening.dropped = self._manager.forget
-        self._agent = Agent(settings, live(listening))
+        self._listening = Listening(sockets, self._manager.forget)
+        self._agent = Agent(settings, live(self._listening))
         self._stopping = asyncio.Event()
         self._restarting = asyncio.Event()
         self._events: dict[int, asyncio.Event] = {}  # by signal
