@@ -36,7 +36,7 @@ class Act(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Nothing to do for so long; then go on with the run as `waited` has it."""
+    """Wait for so long, then go on with the run as `waited` gives it."""
 
     left_ms: int
 
@@ -64,7 +64,7 @@ def decide(run: RunRow, now_ms: int, known: AbstractSet[str]) -> Act | Wait | Pa
 
 
 def waited(run: RunRow) -> RunRow:
-    """The step that was due later may begin, whatever the clock says now."""
+    """The row whose next step may begin now, whatever the clock says."""
     return replace(run, not_before_ms=0)
 
 
@@ -109,14 +109,14 @@ def retried(run: RunRow, why: str, after_s: float | None, now_ms: int, rng: Rand
 
 
 def worth_recording(before: RunRow, after: RunRow) -> bool:
-    """Whether a retry goes into the log: the first, a changed text, then at powers of two, so a stuck run cannot flood
-    it."""
+    """Whether a retry goes into the log: the first one, one with a changed text, and those at powers of two do, so that
+    a stuck run cannot flood it."""
     n = after.attempt
     return before.error != after.error or n & (n - 1) == 0
 
 
 def aborted(run: RunRow, why: str, now_ms: int) -> RunRow:
-    """A step gave up: on to the final step. If that was the final step, nobody is left to undo: park."""
+    """A step gave up: go to the final step. If that was the final step, no step is left to undo it, so park the run."""
     if _ended(run):
         return run
     return _to_final(run, why, "failed", now_ms)
@@ -133,14 +133,14 @@ def cancelled(run: RunRow, why: str, now_ms: int) -> RunRow:
 
 
 def parked(run: RunRow, why: str, now_ms: int) -> RunRow:
-    """A person must look. What ended the run before stays in `error`, in front of why it is parked."""
+    """Park the run for a person. The earlier error stays in `error`, in front of the reason for parking."""
     if run.ending and run.error not in why:
         why = f"{run.error}; {why}"
     return replace(run, status="parked", error=why, updated_at_ms=now_ms)
 
 
 def unparked(run: RunRow, now_ms: int) -> RunRow:
-    """A person looked: the step that was due is tried again from the beginning."""
+    """A person has looked: the step that was due is tried again from its beginning."""
     return replace(run, status="active", attempt=0, not_before_ms=0, updated_at_ms=now_ms)
 
 

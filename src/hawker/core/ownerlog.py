@@ -19,14 +19,14 @@ Verdict = Literal["next", "old", "hole", "other_epoch"]
 Fit = Literal["current", "range", "snapshot", "ahead"]
 
 REORDER_MOST = 64
-"""So many versions of one log wait for a hole to be filled: beyond that a range is cheaper than the versions."""
+"""At most so many versions of one log wait for a hole to be filled, because a range is cheaper than more of them."""
 HELD_MS = 30_000
-"""How long versions wait at most. Perhaps nobody has what they wait for: their owner came back from a time before
-them."""
+"""Versions wait at most so long. Perhaps nobody has what they wait for, because their owner was restored to a time
+before them."""
 LINEAGE_MOST = 16
-"""Epochs that a log remembers. Who was away for more restarts of its owner takes a snapshot."""
+"""A log remembers so many epochs. A replica that missed more restarts of the owner takes a snapshot."""
 COALESCE_MS = 150
-"""How long a change that nobody waits for waits for others of the same row."""
+"""A change that nobody waits for is held back so long, so that it goes out together with others of the same row."""
 EPOCH_BITS = 20
 BUCKETS = 256
 _HASH_BYTES = 8
@@ -69,13 +69,13 @@ def next_epoch(stored: int, above: int, now_ms: int, draw: int) -> int:
 
 
 def lineage_after(lineage: tuple[Position, ...], ended: Position) -> tuple[Position, ...]:
-    """The lineage once the epoch of `ended` is over. One that ended before anything was written needs no place."""
+    """The lineage once the epoch of `ended` is over. An epoch in which nothing was written needs no place."""
     return (*lineage, ended)[-LINEAGE_MOST:] if ended.head else lineage
 
 
 class Reorder:
-    """Versions of one log that came before the one that they follow. It holds the newest epoch only, and its lowest
-    numbers."""
+    """Versions of one log that arrived before the ones that they follow. It holds the lowest numbers of the newest
+    epoch."""
 
     def __init__(self, now_ms: int = 0) -> None:
         self._held: dict[int, Version] = {}
@@ -164,13 +164,14 @@ def wait_ms(budget: Budget, bucket: Bucket) -> int:
 
 
 def due_at_once(now_ms: int) -> int:
-    """Since when an urgent change counts as waiting: it waits for budget alone, not for other changes of its row."""
+    """The time since which an urgent change counts as waiting: it waits for budget alone, not for other changes of its
+    row."""
     return now_ms - COALESCE_MS
 
 
 def is_due(since_ms: int, now_ms: int) -> bool:
-    """Whether a change has waited long enough for others of its row. One from the future, before the clock went back,
-    has."""
+    """Whether a change has waited long enough for others of its row. A change that is dated in the future has, since
+    the clock went back."""
     return not 0 <= now_ms - since_ms < COALESCE_MS
 
 

@@ -1,8 +1,8 @@
 """What changed between two results of one query, as changes of numbered rows.
 
-SQL says nothing of which row of a new result is which of the old one. Rows that are equal are the same. A row is taken
-for a changed one, rather than for a new one in the place of an old, when its leading columns stayed the same: as many
-as are needed to tell all rows of both results apart. So a query that begins with its key shows updates as updates.
+SQL does not say which row of a new result is which of the old one. Equal rows are taken for the same row. A row counts
+as changed, not as new, if its leading columns stayed the same: as many columns as tell all rows of both results apart.
+So a query that begins with its key shows updates as updates.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Row = tuple[Any, ...]
 
 
 class RowChange(msgspec.Struct, frozen=True):
-    """`row`: a number that belongs to the row for as long as it is in the result. `values`: all its columns; of a
-    deleted row the last ones."""
+    """`row`: a number that the row keeps as long as it is in the result. `values`: all its columns; for a deleted row
+    their last values."""
 
     kind: Kind
     row: int
@@ -32,8 +32,8 @@ def numbered(rows: Sequence[Row]) -> dict[int, Row]:
 
 
 def changes(before: Mapping[int, Row], after: Sequence[Row], unused: int) -> list[RowChange]:
-    """What makes `after` of `before`: deletions by number, then updates and insertions in the order of `after`. New
-    rows are numbered from `unused` on. A row that is there several times is that many rows."""
+    """The changes that turn `before` into `after`: deletions by number, then updates and insertions in the order of
+    `after`. New rows are numbered from `unused` on. A row that occurs several times counts as that many rows."""
     left = Counter(after)
     gone: list[tuple[int, Row]] = []
     for number, row in before.items():
@@ -42,7 +42,7 @@ def changes(before: Mapping[int, Row], after: Sequence[Row], unused: int) -> lis
         else:
             gone.append((number, row))
     came: list[Row] = []
-    for row in reversed(after):  # of equal rows the later ones are new, as the earlier numbers were kept
+    for row in reversed(after):  # among equal rows the later ones are new, because the earlier ones keep their numbers
         if left[row]:
             left[row] -= 1
             came.append(row)
@@ -64,7 +64,7 @@ def changes(before: Mapping[int, Row], after: Sequence[Row], unused: int) -> lis
 
 
 def apply(rows: Mapping[int, Row], told: Sequence[RowChange]) -> dict[int, Row]:
-    """The rows after changes, by number: what a client does with them."""
+    """The rows after some changes, by number, as a client computes them."""
     result = dict(rows)
     for change in told:
         if change.kind == "delete":
@@ -75,7 +75,7 @@ def apply(rows: Mapping[int, Row], told: Sequence[RowChange]) -> dict[int, Row]:
 
 
 def _key_width(before: Sequence[Row], after: Sequence[Row]) -> int:
-    """How many leading columns tell all rows of each result apart. 0: not even all but the last do."""
+    """How many leading columns tell all rows of each result apart; 0 if not even all columns but the last do."""
     columns = len(after[0])
     for width in range(1, columns):
         if all(len({row[:width] for row in rows}) == len(rows) for rows in (before, after)):

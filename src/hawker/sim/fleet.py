@@ -139,7 +139,7 @@ class Fleet:
         return node.agent.worker.store if node.agent and node.agent.worker else None
 
     def lost(self, node: Node, *, since_s: float) -> None:
-        """A worker's database forgets what it was told since then."""
+        """Note that a worker's database has lost what it was told since then."""
         self.losses[node.name].append((since_s, self.loop.time()))
         self.since[node.name] = (len(node.world.starts), len(node.world.stops))
 
@@ -149,7 +149,7 @@ class Fleet:
         return any(since <= told_s and asked_s <= until for since, until in self.losses[worker])
 
     def end(self) -> None:
-        """Nothing of it has an effect any more."""
+        """End the fleet: nothing of it has an effect any more."""
         for node in self.nodes.values():
             node.kill("the simulation is over")
             node.disk.close()

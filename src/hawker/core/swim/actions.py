@@ -8,7 +8,7 @@ from hawker.core.swim.members import Member, Status
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
-    """A packet, still to be sealed."""
+    """Seal this packet and send it."""
 
     to: tuple[str, int]
     payload: bytes
@@ -29,8 +29,8 @@ class PushPull(msgspec.Struct, frozen=True):
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """What is believed of a member changed. `before` None: new; `after` None: forgotten. Both alike: a new life, or
-    other particulars, of the same name."""
+    """The belief about a member changed. `before` is None for a new member, `after` for a forgotten one. If both are
+    alike, the name has a new life or other particulars."""
 
     name: str
     before: Status | None
@@ -39,7 +39,7 @@ class Changed(msgspec.Struct, frozen=True):
 
 
 class Conflict(msgspec.Struct, frozen=True):
-    """Two live holders of one name. The one born later is the one that is believed."""
+    """Two live members hold one name. The one born later is believed."""
 
     ours: Member
     theirs: Member

@@ -1,8 +1,8 @@
 """The rules of belief: which word about a member counts, what is passed on, when a suspect is dead.
 
-Of one life (name, born), a higher incarnation beats a lower; at the same, dead beats suspect beats alive. Only its
-subject raises an incarnation: to refute. `left` is final for a life, and a later life beats an earlier, whatever was
-said of that. Anything believed anew becomes a rumour to pass on.
+Within one life (name, born), a higher incarnation beats a lower one; at the same incarnation, dead beats suspect and
+suspect beats alive. Only the subject itself raises its incarnation, to refute. `left` is final for a life, and a later
+life beats an earlier one, whatever was said of that. Each new belief becomes a rumour to pass on.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from hawker.core.swim.settings import Settings
 
 INF = float("inf")
 DEAD_MAX = 16_384
-"""More are forgotten before their time, the oldest first."""
+"""If more dead members are known, the oldest are forgotten before their time."""
 CONFLICTS_MAX = 256
 
 
 class Suspicion(msgspec.Struct):
-    """Ends in death at `deadline`, unless refuted. Independent accusers bring the deadline forward."""
+    """A suspicion, which ends in death at `deadline` unless it is refuted. Independent accusers bring the deadline
+    forward."""
 
     began: float
     members: int
@@ -45,7 +46,7 @@ class Grave(msgspec.Struct, frozen=True):
 
 
 class Beliefs:
-    """What one member believes of all. Fills `actions` with what changed; `refuted` counts answers to accusations."""
+    """What one member believes of all members. Adds changes to `actions`; `refuted` counts answers to accusations."""
 
     def __init__(self, me: Member, settings: Settings, known: Known, actions: list[Action]) -> None:
         self.me = me
@@ -128,7 +129,8 @@ class Beliefs:
         self._bury(now, self._believe(now, view.member, status, incarnation), accuser)
 
     def merge(self, now: float, sender: str, entries: Sequence[wire.Entry]) -> None:
-        """A push-pull or a seed's word. The dead of others are only suspect here: the subject may be able to answer."""
+        """Take what a push-pull or a seed says of members. Those that others hold dead are only suspect here, because
+        they may be able to answer."""
         for entry in entries:
             member, status = entry.member, entry.status
             if status.live:
@@ -148,11 +150,11 @@ class Beliefs:
                 self.dead(now, rumour.name, rumour.born, rumour.incarnation, rumour.accuser)
 
     def doubt(self, now: float, member: Member, incarnation: int, sender: str) -> None:
-        """A member that `sender` holds suspect or dead."""
+        """Suspect a member that `sender` holds suspect or dead."""
         self.suspect(now, member.name, member.born, incarnation, sender)
 
     def conflict(self, ours: Member, theirs: Member) -> None:
-        """Told once for each other holder."""
+        """Report a conflict once for each other holder of the name."""
         if theirs in self._reported:
             return
         if len(self._reported) >= CONFLICTS_MAX:
@@ -168,13 +170,13 @@ class Beliefs:
             return
         if member.address != me.address:
             self.conflict(me, member)
-        elif member.born > me.born:  # my own former life: its clock was ahead of mine
+        elif member.born > me.born:  # this member's former life, whose clock was ahead
             self.renew(now, member.born)
         elif incarnation > self.incarnation or (incarnation == self.incarnation and member != me):
             self.announce(now, incarnation + 1)
 
     def _called_dead(self, now: float, born: int, incarnation: int, accuser: str) -> None:
-        """A life that left, or that ended although it began after mine, cannot be refuted: begin another."""
+        """Begin another life if one left, or ended although it began after this one: that cannot be refuted."""
         if not self.leaving and (born > self.me.born or (born == self.me.born and accuser == self.me.name)):
             self.renew(now, born)
         else:
@@ -185,7 +187,7 @@ class Beliefs:
             return
         if incarnation >= self.incarnation:
             self.refute(now, incarnation)
-        elif self.me.name not in self.rumours:  # answered before, but that did not reach everybody
+        elif self.me.name not in self.rumours:  # the earlier answer did not reach everybody
             self.announce(now, self.incarnation)
 
     def refute(self, now: float, incarnation: int) -> None:
@@ -193,7 +195,7 @@ class Beliefs:
         self.announce(now, incarnation + 1)
 
     def announce(self, now: float, incarnation: int) -> None:
-        """Says of me what is so now, with this incarnation."""
+        """Announce this member's present state with this incarnation."""
         if incarnation > INCARNATION_MAX:
             self.renew(now, self.me.born)
             return
@@ -202,7 +204,7 @@ class Beliefs:
         self.rumours.put(self.me.name, wire.alive(self.me, incarnation))
 
     def renew(self, now: float, born: int) -> None:
-        """A new life, later than `born`."""
+        """Begin a new life, later than `born`."""
         self.me = replace(self.me, born=born + 1)
         self.announce(now, 0)
 
@@ -214,7 +216,7 @@ class Beliefs:
     # What time does
 
     def next_deadline(self) -> float:
-        """When `expire` has something to do."""
+        """The time at which `expire` has something to do."""
         deadlines = self._deadlines
         while deadlines and not self._timed(*deadlines[0]):
             heappop(deadlines)
@@ -223,7 +225,7 @@ class Beliefs:
         return min(soonest, graves[0].at + self.settings.remember_dead) if graves else soonest
 
     def expire(self, now: float) -> None:
-        """Suspects whose time is up are dead; the long dead are forgotten."""
+        """Declare suspects dead whose time is up, and forget those that have long been dead."""
         deadlines = self._deadlines
         while deadlines and deadlines[0][0] <= now:
             deadline, name = heappop(deadlines)
@@ -235,8 +237,8 @@ class Beliefs:
             self._forget(graves.popleft())
 
     def postpone(self, now: float, seconds: float, *, silence: bool) -> None:
-        """Time in which I did not run counts against nobody. Time in which I only heard nothing does not either, up to
-        once the longest timeout: where most are dead there is little to hear."""
+        """Extend suspicions by a time in which this member did not run, or heard nothing. Silence extends them by the
+        longest timeout at most, because where most members are dead there is little to hear."""
         for suspicion in self._suspicions.values():
             later = min(seconds, now - suspicion.began)
             if silence:
@@ -248,19 +250,20 @@ class Beliefs:
         heapify(self._deadlines)
 
     def repeat_suspicions(self) -> None:
-        """Those told while nobody heard me must reach their subjects before the time is up."""
+        """Send suspicions again, because those sent while nobody heard this member must reach their subjects in
+        time."""
         for name, suspicion in self._suspicions.items():
             if name not in self.rumours:
                 self.rumours.put(name, wire.accusation(self.table[name], suspicion.accusers[0]))
 
     def suspects(self) -> list[wire.Suspect]:
-        """Some of those I hold suspect, as a push-pull tells them: digests do not show them."""
+        """Some of the suspects, for a push-pull, since digests do not show them."""
         some = islice(self._suspicions.items(), wire.RUMOURS_MAX)
         views = ((self.table[name], suspicion.accusers[0]) for name, suspicion in some)
         return [wire.Suspect(v.member.name, v.member.born, v.incarnation, accuser) for v, accuser in views]
 
     def begin_round(self, now: float) -> None:
-        """A new order of the live, and of the dead that are still gossiped to."""
+        """Draw a new order of the live members, and of the dead that still get gossip."""
         names: list[str] = []
         self._absent = {}
         for name, view in self.table.items():
@@ -274,7 +277,7 @@ class Beliefs:
         return view.status is Status.dead and now - view.since <= self.settings.gossip_to_dead
 
     def graves(self) -> Sequence[Grave]:
-        """Oldest first. Some may have come back since."""
+        """Forget the dead, the oldest first. Some may have come back since."""
         return self._graves
 
     def entries_in(self, parts: Sequence[int]) -> list[View]:
@@ -310,7 +313,7 @@ class Beliefs:
         self.actions.append(Changed(grave.name, view.status, None, view.member))
 
     def _confirms(self, suspicion: Suspicion, accuser: str) -> bool:
-        """Whether this accuser is a further one, and further ones count."""
+        """Whether this accuser is a new one, and new ones still count."""
         accusers = suspicion.accusers
         if accuser in accusers or len(accusers) > suspicion.wanted:
             return False

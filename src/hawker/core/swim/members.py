@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 BORN_MAX = 2**53
 INCARNATION_MAX = 2**48
 BUCKETS = 256
-"""The table's digest comes in so many parts, so that two that differ in a few members exchange only those."""
+"""The table's digest has so many parts, so that two tables that differ in a few members exchange only those."""
 
 Name = Annotated[str, Meta(min_length=1, max_length=63)]
 Born = Annotated[int, Meta(ge=0, le=BORN_MAX)]
@@ -39,7 +39,7 @@ class Status(enum.IntEnum):
 
     @property
     def live(self) -> bool:
-        """Taken for living: probed, asked for help, counted."""
+        """Whether the member counts as live, so that it is probed and asked for help."""
         return self < Status.dead
 
 
@@ -74,7 +74,7 @@ def bucket_of(name: str) -> int:
 
 
 def fingerprint(view: View) -> int:
-    """64 bits of (name, born, incarnation) of a live member, 0 of any other.
+    """A hash of 64 bits over (name, born, incarnation) of a live member, 0 for any other.
 
     Suspicion is left out: it differs from holder to holder and ends by itself. So are the dead: holders forget them at
     different times.
@@ -87,7 +87,7 @@ def fingerprint(view: View) -> int:
 
 
 class Known:
-    """A table that many replicas begin with and none changes: a simulation of 10,000 members needs one, not 10,000."""
+    """A table that many members begin with and none changes: a simulation of 10,000 members needs one, not 10,000."""
 
     __slots__ = ("digests", "live", "names", "views")
 
@@ -101,7 +101,8 @@ class Known:
 
 
 class Table(Mapping[str, View]):
-    """The beliefs of one member, by name: what differs from `known`, laid over it. Counts the live, keeps digests."""
+    """The beliefs of one member, by name: those that differ from `known`, laid over it. It counts live members and
+    keeps digests."""
 
     __slots__ = ("_known", "_own", "_size", "digests", "live")
 
@@ -137,7 +138,7 @@ class Table(Mapping[str, View]):
         return before
 
     def digest(self) -> int:
-        """64 bits of all parts, each at its place."""
+        """A hash of 64 bits over all parts of the digest, in their order."""
         return int.from_bytes(blake2b(self.packed_digests(), digest_size=8).digest(), "big")
 
     def packed_digests(self) -> bytes:
@@ -191,12 +192,12 @@ class Order:
         self._drawn = 0
 
     def add(self, name: str) -> None:
-        """All places not drawn yet are equally likely to be next, the last as any other."""
+        """Draw a place: all places that were not drawn yet are equally likely."""
         self._moved[self._size] = name
         self._size += 1
 
     def draw(self, rng: Random) -> str | None:
-        """None: the round is over."""
+        """The next name, or None if the round is over."""
         drawn = self._drawn
         if drawn >= self._size:
             return None
@@ -209,7 +210,7 @@ class Order:
         return name
 
     def some(self, rng: Random, tries: int) -> Iterator[str]:
-        """Names at random, repeats allowed where there are many; of a few, each once."""
+        """Names at random. With many names there may be repeats; with a few each comes once."""
         if self._size <= tries:
             places = list(range(self._size))
             rng.shuffle(places)

@@ -13,7 +13,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     probe_interval: float = 1.0
     probe_timeout: float = 0.5
-    """Then helpers are asked. The member has until the end of the interval to answer."""
+    """After this time helpers are asked. The member has until the end of the interval to answer."""
     helpers: int = 3
     gossip_interval: float = 0.2
     gossip_fanout: int = 3
@@ -21,26 +21,28 @@ class Settings(msgspec.Struct, frozen=True):
     suspicion_mult: int = 4
     suspicion_max_mult: int = 6
     push_pull_interval: float = 15.0
-    """Not stretched with the size of the group, as memberlist does: what is exchanged is a digest first."""
+    """This does not grow with the group, as it does in memberlist, because a digest is exchanged first."""
     gossip_to_dead: float = 30.0
-    """So long a dead member is gossiped to: a chance to refute."""
+    """A dead member gets gossip for so long, which gives it a chance to refute."""
     remember_dead: float = 86_400.0
-    """Longer than gossip carries anything, and so long that a region cut off for a day finds back by itself."""
+    """This is longer than gossip carries anything, and long enough for a region that was cut off for a day to find
+    back."""
     members_max: int = 65_536
-    """Newcomers above this, the dead included, are refused."""
+    """Newcomers are refused once so many members are known, the dead included."""
     health_max: int = 7
     lifeguard: bool = True
-    """False: plain SWIM. A fixed suspicion timeout; no nacks, local health, buddy rule or stream probe."""
+    """False gives plain SWIM: a fixed suspicion timeout, and no nacks, local health, buddy rule or stream probe."""
 
     def suspicion_min(self, members: int) -> float:
-        """Grows with the logarithm of the group's size, as the time gossip takes."""
+        """The shortest timeout of a suspicion. It grows with the logarithm of the group's size, like the time of
+        gossip."""
         return self.suspicion_mult * max(1.0, math.log10(max(1, members))) * self.probe_interval
 
     def suspicion_max(self, members: int) -> float:
         return self.suspicion_min(members) * (self.suspicion_max_mult if self.lifeguard else 1)
 
     def confirmations(self, members: int) -> int:
-        """How many others must agree for the shortest timeout. 0 where there are not so many others."""
+        """How many others must agree for the shortest timeout; 0 if the group has not so many."""
         wanted = self.suspicion_mult - 2
         return wanted if self.lifeguard and members - 2 >= wanted else 0
 

@@ -29,15 +29,17 @@ if TYPE_CHECKING:
 
 RELAYS_MAX = 4_096
 NACK_AFTER = 0.8
-"""A helper says so when it has no ack by this share of the timeout."""
+"""A helper sends a nack when it has no ack by this share of the timeout."""
 SETTLED_S = 2.0
-"""A new life is known for this long before a packet of the old one shows that both live: until then it may be late."""
+"""A packet of an older life may be late for this long; after that it shows that both lives run."""
 SILENCE_PERIODS = 2.0
-"""A member hears one ping and one ack a period, in the mean. With none for so long it is cut off, or has no peers."""
+"""A member hears on average one ping and one ack a period. If it hears none for so long, it is cut off or has no
+peers."""
 
 
 class Probe(msgspec.Struct):
-    """This period's. `asked`: helpers were. `nacks`: those who said that they are well."""
+    """The probe of this period. `asked`: whether helpers were asked. `nacks`: the helpers that said that they are
+    well."""
 
     member: Member
     incarnation: int
@@ -50,15 +52,15 @@ class Probe(msgspec.Struct):
 
 
 class Relay(msgspec.Struct, frozen=True):
-    """A probe that another asked for: where its ack goes."""
+    """A probe that another member asked for, and where its ack goes."""
 
     to: tuple[str, int]
     number: int
 
 
 class Counts(msgspec.Struct):
-    """What was put aside: packets and rumours of no known form, packets meant for another or echoed, requests above
-    the limit of probes for others."""
+    """Counts of what was ignored: packets and rumours of no known form, packets meant for another or echoed, requests
+    above the limit of probes for others."""
 
     malformed: int = 0
     strange: int = 0
@@ -98,17 +100,17 @@ class Swim:
 
     @property
     def me(self) -> Member:
-        """As others should know me. `born` may have become later than it was given."""
+        """The identity that others should know. Its `born` may be later than the one given."""
         return self.beliefs.me
 
     @property
     def members(self) -> Mapping[str, View]:
-        """Everybody known, me and the dead included."""
+        """All members that are known, this one and the dead included."""
         return self.beliefs.table
 
     @property
     def farewell_told(self) -> bool:
-        """After `leave`: it was told as often as any rumour is."""
+        """Whether, after `leave`, the farewell was sent as often as any rumour is."""
         return self.beliefs.leaving and self.me.name not in self.beliefs.rumours
 
     # Calls of the shell
@@ -121,7 +123,7 @@ class Swim:
         self._gossip_phase = now + rng.random() * settings.gossip_interval
 
     def join(self, now: float, members: Sequence[tuple[Member, int, Status]]) -> None:
-        """Members learned from a seed, with incarnation and status; says to everybody that I am there."""
+        """Take members learned from a seed, with incarnation and status, and announce this member to all."""
         self.beliefs.merge(
             now, self.me.name, [wire.Entry(m, status, incarnation) for m, incarnation, status in members]
         )
@@ -129,7 +131,7 @@ class Swim:
         self._settle(now)
 
     def update(self, now: float, *, roles: tuple[str, ...] | None = None, meta: str | None = None) -> None:
-        """Other particulars of mine, for all to know."""
+        """Announce other particulars of this member to all."""
         me = self.me
         me = replace(me, roles=me.roles if roles is None else roles, meta=me.meta if meta is None else meta)
         wire.check_member(me)
@@ -138,26 +140,26 @@ class Swim:
         self._settle(now)
 
     def leave(self, now: float) -> None:
-        """Stops probing, tells everybody. Keep calling `tick` until `farewell_told`, or for a second or two."""
+        """Stop probing and tell everybody. Keep calling `tick` until `farewell_told`, or for a second or two."""
         self.beliefs.leave(now)
         self._probe, self._probe_at, self._push_pull_at = None, INF, INF
         self._telling.gossip(now)
         self._settle(now)
 
     def set_note(self, note: bytes) -> None:
-        """What pings and acks carry along from now on: at most 40 bytes."""
+        """Set the note of at most 40 bytes that pings and acks carry from now on."""
         if len(note) > wire.NOTE_MAX:
             raise ValueError(f"a note of {len(note)} bytes: at most {wire.NOTE_MAX} fit")
         self._telling.note = note
 
     def take(self) -> list[Action]:
-        """What is to be done, in order."""
+        """Take the actions that the shell must perform, in order."""
         actions = self._actions[:]
         self._actions.clear()
         return actions
 
     def due(self) -> float:
-        """When `tick` must be called next."""
+        """The time at which `tick` must be called next."""
         due = min(self._probe_at, self._gossip_at, self._push_pull_at, self.beliefs.next_deadline())
         if self._nacks_due:
             due = min(due, self._nacks_due[0][0])
@@ -202,7 +204,7 @@ class Swim:
         self._settle(now)
 
     def on_stream_probe(self, now: float, probe_id: int, ok: bool) -> None:
-        """How a `StreamProbe` ended. Too late, or failed, it changes nothing."""
+        """Report how a `StreamProbe` ended. A failure, or a result that comes too late, changes nothing."""
         if ok:
             self._on_ack(probe_id)
 
@@ -218,7 +220,8 @@ class Swim:
         return answer
 
     def push_pull_done(self, now: float, answer: bytes) -> bytes | None:
-        """A further ask for the same member, or None: done. Raises ValueError when `answer` is no answer."""
+        """The next request to the same member, or None if the exchange is over. Raises ValueError for a malformed
+        `answer`."""
         further = exchange.done(self.beliefs, now, answer)
         self._settle(now)
         return further
@@ -275,7 +278,7 @@ class Swim:
         return self._number
 
     def _missed(self, now: float, probe: Probe) -> None:
-        """Nobody heard of the member. Helpers that did not even say so are a sign that the fault is mine."""
+        """Nobody heard of the member. If helpers did not even send a nack, the fault may be this member's own."""
         if self.settings.lifeguard:
             self._worsen(max(0, probe.helpers - len(probe.nacks)) if probe.helpers else 1)
         member = probe.member
@@ -318,7 +321,7 @@ class Swim:
         self._telling.send(wire.PING, (packet.host, packet.port), name, born, (number, name))
 
     def _advance_relays(self, now: float) -> None:
-        """Nacks that are due. An ack that comes after its nack is still passed on, for one more period."""
+        """Send the nacks that are due. An ack that comes after its nack is still passed on for one more period."""
         while self._nacks_due and self._nacks_due[0][0] <= now:
             number = self._nacks_due.popleft()[1]
             relay = self._relays.get(number)
@@ -330,7 +333,7 @@ class Swim:
             self._relays.pop(self._relays_end.popleft()[1], None)
 
     def _notice_pause(self, now: float) -> None:
-        """A probe long overdue shows that this process stood still: what it did not hear then means nothing."""
+        """If a probe is long overdue, this process stood still, and what it did not hear meanwhile means nothing."""
         if not self.settings.lifeguard or now - self._probe_at <= self.settings.probe_timeout:
             return
         self.beliefs.postpone(now, now - self._probe_at, silence=False)
@@ -339,7 +342,8 @@ class Swim:
         self._probe_at = now
 
     def _notice_silence(self, now: float) -> None:
-        """Who heard nothing for a while was probably not heard either: its suspects are told again, and have time."""
+        """If this member heard nothing for a while, others probably did not hear it either: it repeats its suspicions
+        and gives the suspects more time."""
         silence = now - self._heard_at
         self._heard_at = now
         if silence > SILENCE_PERIODS * self.settings.probe_interval and self.settings.lifeguard:
@@ -349,7 +353,7 @@ class Swim:
     # Listening
 
     def _hear(self, now: float, source: tuple[str, int], packet: wire.Packet) -> bool:
-        """What any packet tells. False: it is my own, come back."""
+        """Take what every packet tells. False if the packet is this member's own, echoed."""
         beliefs = self.beliefs
         if packet.sender == beliefs.me.name and packet.born == beliefs.me.born:
             self.counts.misdirected += 1
@@ -363,13 +367,13 @@ class Swim:
         return True
 
     def _check_holder(self, now: float, source: tuple[str, int], packet: wire.Packet, view: View) -> None:
-        """An older life that still sends packets from elsewhere is a second holder of the name."""
+        """Report a conflict if an older life still sends packets from elsewhere: two members hold the name."""
         older = packet.born < view.member.born
         if older and view.status.live and now - view.since > SETTLED_S and source != view.member.address:
             self.beliefs.conflict(view.member, replace(view.member, born=packet.born, host=source[0], port=source[1]))
 
     def _settle(self, now: float) -> None:
-        """After every call: rumours get their next tick of gossip, refutations tell on health."""
+        """Finish every call: schedule gossip for new rumours, and count refutations against this member's health."""
         beliefs = self.beliefs
         if self._gossip_at == INF and beliefs.rumours:
             interval = self.settings.gossip_interval

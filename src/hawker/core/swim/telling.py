@@ -1,4 +1,4 @@
-"""What leaves a member: packets, each filled up with rumours, and who they go to."""
+"""The packets that a member sends, each filled up with rumours, and whom they go to."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 ACTIONS_MAX = 16_384
-"""A shell that does not drain its actions loses packets, as from a bad network, and no memory."""
+"""A shell that does not drain its actions loses packets beyond this, as in a bad network, but no memory."""
 
 
 class Telling:
-    """Appends to `actions`. `note` goes with every ping and ack."""
+    """Adds packets to `actions`. `note` goes with every ping and ack."""
 
     def __init__(
         self, beliefs: Beliefs, settings: Settings, rng: Random, actions: list[Action], payload_max: int
@@ -41,7 +41,7 @@ class Telling:
                 self.send(wire.GOSSIP, member.address, "", 0, ())
 
     def push_pull(self, now: float) -> None:
-        """With a live member; now and then with a dead one, in case it was only cut off."""
+        """Exchange tables with a live member, or now and then with a dead one, in case it was only cut off."""
         graves = self._beliefs.graves()
         if graves and self._rng.random() * (self._beliefs.table.live + len(graves)) < len(graves):
             view = self._beliefs.table.get(graves[int(self._rng.random() * len(graves))].name)
@@ -52,7 +52,7 @@ class Telling:
             self._actions.append(PushPull(member))
 
     def some_members(self, count: int, but: str = "", dead_at: float | None = None) -> list[Member]:
-        """Live members at random, never me; with `dead_at` also those dead only recently."""
+        """Live members at random, never this one; with `dead_at` also those that died recently."""
         table, me = self._beliefs.table, self._beliefs.me.name
         found: dict[str, Member] = {}
         for name in self._beliefs.order.some(self._rng, 12 + 4 * count):
@@ -66,7 +66,7 @@ class Telling:
         return list(found.values())
 
     def send(self, kind: int, to: tuple[str, int], name: str, born: int, fields: tuple[int | str, ...]) -> None:
-        """A packet for member (name, born), if it is known who that is. It carries what there is to tell."""
+        """Send a packet to an address, filled up with rumours. (name, born) is the member there, if it is known."""
         if len(self._actions) >= ACTIONS_MAX:
             return
         me = self._beliefs.me
@@ -83,8 +83,8 @@ class Telling:
         self._actions.append(Send(to, wire.encode((kind, me.name, me.born, note, told, *fields))))
 
     def _first_for(self, name: str, born: int) -> bytes | None:
-        """Who is not believed alive hears that first, and can refute it at once (Lifeguard's buddy rule, for the dead
-        too). An older life hears of the later."""
+        """Tell a member first that it is not believed alive, so that it can refute that at once (Lifeguard's buddy
+        rule, for the dead, too). Tell an older life of the later one."""
         view = self._beliefs.table.get(name)
         if view is None or (view.status is Status.alive and view.member.born <= born):
             return None

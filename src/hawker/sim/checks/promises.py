@@ -26,7 +26,7 @@ from hawker.sim.hosts.node import Node
 
 OWNER = "alice"
 TASKS_AT_REST_MAX = 10
-"""An agent's own loops, and the exchanges of its catalog that are on their way at any time."""
+"""The tasks of an agent at rest: its loops, and the exchanges of its catalog that are always on their way."""
 PROXY_TASKS_MAX = 5
 """The loops of its proxy beside them."""
 CONNECTIONS_AT_REST_MAX = 100
@@ -49,7 +49,7 @@ def check(fleet: Fleet, faults: Faults) -> list[str]:
 
 
 def _unhandled(fleet: Fleet) -> Iterator[str]:
-    """Errors that nobody caught. Some are told only when Python collects what they hang on."""
+    """Errors that nobody caught. Python reports some only when it collects the object that they belong to."""
     gc.collect()
     told: Counter[str] = Counter(
         f"{e.process}: {e.message.split('(')[0]}: {type(e.error).__name__}: {e.error}" for e in fleet.loop.unhandled
@@ -119,7 +119,7 @@ def _filled(fleet: Fleet, order: Order, row: MachineRow | None, forgetful: Colle
     gone = row.state is State.destroyed
     if gone and not (order.destroy_asked or order.auto_destroy):
         yield f"S2: machine {row.id} of order {order.label} was destroyed, which nobody asked for: {row.cause}"
-    # One that was ordered anew at the same time, by somebody else, may have come after it.
+    # Another client may have ordered the machine anew at the same time and come after it.
     last = order.destroyed and order.destroyed[0] >= fleet.oracle.replaced.get(order.machine, 0.0)
     if order.destroyed and last and not gone and not fleet.forgot(order.worker, *order.destroyed):
         told = f"was said to be destroyed at {order.destroyed[1]:.3f}"

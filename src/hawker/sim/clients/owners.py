@@ -1,4 +1,4 @@
-"""Who owns the apps that users ask for in a simulation: orders their machines, and looks after them meanwhile."""
+"""The owner of the apps that users ask for in a simulation, who orders their machines and looks after them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hawker.sim.clients.orderers import Client
 from hawker.sim.clients.users import PORT, SILENT_S
 
 HARD = "HARD_LIMIT"
-"""The variable of a machine's environment that tells its program what it may be given at a time."""
+"""The environment variable that tells a machine's program how many requests it may get at a time."""
 FIRST_PORT = 8000
-"""A process has the ports of its host, so each machine has one of its own."""
+"""Processes share the ports of their host, so each machine has a port of its own."""
 
 
 class Served(NamedTuple):
@@ -101,7 +101,7 @@ class Owner(Client):
             await act()
 
     async def renew(self) -> None:
-        """Another machine in the place of one."""
+        """Replace a machine by another one."""
         order = self._one()
         if order is None:
             return
@@ -125,7 +125,7 @@ class Owner(Client):
             order.destroyed = began, self._now()
 
     async def cordon(self) -> None:
-        """Or open it again. Every app keeps a machine that is open."""
+        """Cordon a machine, or open it again. Every app keeps a machine that is open."""
         order = self._one()
         if order is None:
             return

@@ -20,7 +20,7 @@ PORT = 80
 WAIT_S = 10.0
 """How long proxies hold a request."""
 SILENT_S = 10.0
-"""How long they wait for a machine that says nothing, of all services here."""
+"""How long proxies wait for a machine that says nothing, for all services here."""
 WORK_S = 6.0
 """The most that a request occupies its machine."""
 END_S = WAIT_S + 3 * (WAIT_S + SILENT_S) + 30.0
@@ -46,7 +46,8 @@ class Wish(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What became of one. `status` 0: no answer. `sent`: its edge took the connection; `over`: has said its last."""
+    """The outcome of one request. `status` 0: no answer came. `sent`: its edge took the connection. `over`: its edge
+    has ended it."""
 
     wish: Wish
     sent_s: float
@@ -91,7 +92,7 @@ def wishes(seed: str, app: str, edges: Sequence[str], seconds: float, peak: floa
 
 
 def untimely(rng: random.Random, number: int, app: str, edges: Sequence[str]) -> Wish | None:
-    """A request that comes just when a machine of its app is being stopped or started, or a moment later."""
+    """Draw a request that comes just when a machine of its app is being stopped or started, or a moment later."""
     if rng.random() < 0.4:
         return None
     return Wish(
@@ -105,7 +106,7 @@ def untimely(rng: random.Random, number: int, app: str, edges: Sequence[str]) ->
 
 
 def early(rng: random.Random, number: int, app: str, edge: str) -> Wish:
-    """A request that comes just when an edge is started, or has begun to serve, or a moment later."""
+    """Draw a request that comes just when an edge is started, or has begun to serve, or a moment later."""
     at_s = rng.choice((0.0, rng.uniform(0, 0.05), rng.uniform(0, 1.0)))
     return Wish(at_s, f"{app}-early-{number}", edge, app, rng.choice(("GET", "POST")), 0.0)
 

@@ -30,7 +30,7 @@ def cut_one_way(faults: Faults, node: Node, fault: Fault) -> bool:
 
 
 def deaf(faults: Faults, node: Node, fault: Fault) -> bool:
-    """It sends and hears nothing, or the other way round."""
+    """The node can send but hears nothing, or hears but cannot send."""
     net = faults.fleet.net
     others = [other for other in net.stations.values() if other is not node.station]
     deaf = int(fault.amount * 1000) % 2 == 0

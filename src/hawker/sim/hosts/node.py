@@ -50,7 +50,7 @@ class Clock:
         return EPOCH_S + now + self.ahead_s + (now - self._since_s) * self._drift
 
     def steady(self) -> Callable[[], float]:
-        """The clock of a process that begins now, which nobody sets."""
+        """The clock, set by nobody, of a process that begins now."""
         began_s = self.wall_s() - self._now()
         return lambda: began_s + self._now()
 
@@ -84,7 +84,7 @@ class Node:
         self.member: Member | None = None  # its agent's, of the built-in engine
         self.host: Host | None = None
         self.lives = 0
-        self.recover: Way = ""  # how its operator decided, when its database had lost something
+        self.recover: Way = ""  # what its operator decided after its database had lost something
         self.wanted = False  # the service manager keeps it running
         self.on_event: Callable[[str, str], None] = lambda what, why: None
         self._seed = seed
@@ -130,7 +130,7 @@ class Node:
         self._ended(process, "failed")
 
     def _ended(self, process: Process, why: str) -> None:
-        """The process is over by itself; the service manager starts another one."""
+        """The process ended by itself; the service manager starts another one."""
         self._stop(process, why, silently=False)
         self.start_later(RESTART_S)
 
@@ -160,7 +160,7 @@ class Node:
         self.world.lose_power()
 
     def lose_disk(self, files: Mapping[str, bytes] | None = None) -> None:
-        """Another disk in its place: empty, or with `files` of a backup. Only while no agent runs."""
+        """Put another disk in its place, empty or with the `files` of a backup. No agent may run meanwhile."""
         assert self.process is None
         self.disk.restore(files or {})
 

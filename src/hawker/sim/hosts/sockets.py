@@ -17,14 +17,14 @@ from hawker.sim.platform.streams import StreamEnd
 from hawker.sockets import Address, Sockets
 
 LOOK_S = 30e-6
-"""What a look at a port of the own host takes, as was measured."""
+"""The measured time of a connection attempt to a port of the own host."""
 
 
 class SimSockets(Sockets):
     """The sockets of the host that the present process runs on."""
 
     async def connected(self, address: Address, within_s: float) -> socket.socket | None:
-        """What the caller does with it is to close it or to hand it to the loop."""
+        """A connection, which the caller either closes or hands to the loop."""
         host, port = address
         station, net = current_process().station, _net()
         assert station is not None  # proxies run on hosts
@@ -41,7 +41,7 @@ class SimSockets(Sockets):
         return _stream(transport).has_come
 
     def last_words(self, transport: asyncio.BaseTransport) -> bytes:
-        """What was read before the reset is read; a reset drops the rest."""
+        """Nothing, because a reset drops what was not read."""
         return b""
 
     def guard(self, transport: asyncio.BaseTransport, seconds: float) -> None:

@@ -57,7 +57,7 @@ def _never_lapses(market: Market, tx: Tx) -> int:
 
 
 async def _forgets_what_it_holds(market: Market, key: str, cause: str) -> str:
-    """A release that is acknowledged and not done."""
+    """The worker acknowledges a release and does not do it."""
     return ""
 
 
@@ -105,7 +105,7 @@ async def _leaves_the_directory(flows: MachineFlows, context: StepContext) -> Do
 
 
 def _publishes_at_once(log: OwnerLog, tx: Tx, head: LogHeadRow, changes: tuple[CatalogChange, ...]) -> None:
-    """Answers before the commit, which may fail."""
+    """The worker answers before the commit, which may fail."""
     tx.put(replace(head, head=head.head + 1))
     log.tell(Version(log.owner, head.tier, head.epoch, head.head + 1, changes, head.floor))
 

@@ -128,4 +128,4 @@ PROXY_MUTANTS: dict[str, Mutant] = {
         ("kill", "power cut"),
     ),
 }
-"""Every one is noticed within a few seeds (`tests/sim/test_users.py`)."""
+"""A few seeds notice each of these (`tests/sim/test_users.py`)."""

@@ -153,7 +153,7 @@ class CrashDisk:
         return {name: bytes(content.seen) for name, content in self.files.items()}
 
     def restore(self, files: Mapping[str, bytes]) -> None:
-        """Another disk in its place, with these files; none: it is empty."""
+        """Put another disk in its place, with these files or empty."""
         self.files = {}
         for name, data in files.items():
             content = self.files[name] = Content()
@@ -314,7 +314,7 @@ class _Vfs(apsw.VFS):
 
 
 def check_alive() -> None:
-    """Raises when the process that makes this call was killed: what it does now, it does not do any more."""
+    """Raise if the process that makes this call was killed, so that the call has no effect."""
     process = PROCESS.get()
     if process is not None and process.dead:
         raise apsw.IOError("the process is dead")

@@ -30,7 +30,7 @@ from hawker.sim.platform.processes import PROCESS, Handled, Process
 T = TypeVar("T")
 
 STEPS_AT_ONCE_MAX = 2_000_000
-"""Callbacks at one instant: more is a program that spins without waiting for anything."""
+"""If more callbacks run at one instant, a program spins without waiting for anything."""
 
 
 CLOSES_MAX = 50
@@ -44,7 +44,7 @@ class Stalled(HawkerError):
 
 
 class Unhandled(NamedTuple):
-    """An error that nobody caught, as asyncio tells it."""
+    """An error that nobody caught, as asyncio reports it."""
 
     at_s: float
     process: str
@@ -109,13 +109,14 @@ class SimLoop(asyncio.AbstractEventLoop):
     # --- processes ---------------------------------------------------------------------------------------------------
 
     def run_in(self, process: Process, coro: Coroutine[Any, Any, T], name: str = "") -> asyncio.Task[T]:
-        """A task of a process, from outside of it."""
+        """Make a task of a process from outside of it."""
         context = contextvars.copy_context()
         context.run(PROCESS.set, process)
         return context.run(self.create_task, coro, name=name or process.name)
 
     def kill(self, process: Process) -> None:
-        """It never runs again. May be called by the process itself: then it ends when control comes back here."""
+        """End a process: nothing of it runs again. The process itself may call this; it ends when control returns
+        here."""
         if process.dead:
             return
         process.dead = process.stopped = True
@@ -239,7 +240,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return task
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
-        """Runs at once: threads would bring an order of their own."""
+        """Run at once, since threads would bring an order of their own."""
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))

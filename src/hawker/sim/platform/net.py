@@ -53,7 +53,7 @@ class Net(Links):
         return found if found is not None and not found.process.dead else None
 
     def close_all(self, process: Process, *, silently: bool) -> None:
-        """What the system does with a dead program's sockets; `silently` when the whole host is gone."""
+        """Close a dead program's sockets as the system does; `silently` if the whole host is gone."""
         station = process.station
         assert station is not None  # programs run on hosts
         for port, listener in list(self._listeners[station].items()):
@@ -136,7 +136,7 @@ class Net(Links):
         return StreamEnd(self, process, source, out=there, into=back, here=client, there=server)
 
     def listen(self, factory: Callable[[], asyncio.BaseProtocol], port: int, inside: str = "") -> Server:
-        """`inside`: only at this address of a machine on the host."""
+        """Listen on a port; with `inside` only at this address of a machine on the host."""
         process = current_process()
         assert process.station is not None
         station = process.station

@@ -26,13 +26,13 @@ from hawker.sim.platform.processes import PROCESS, Connection, Process
 from hawker.worker.drivers.base import InstanceSpec
 
 SETTLES_S = 0.002
-"""For this long two sides of a connection on one host may differ about its end."""
+"""The two sides of a connection on one host may differ about its end for so long."""
 ON_ITS_WAY_S = 0.05
-"""What was sent before its proxy knew of a stop that somebody else has asked for arrives within that."""
+"""A request that a proxy sent before it knew of a stop arrives within this time."""
 
 
 class Asked(NamedTuple):
-    """A request as its machine has it."""
+    """A request as a machine receives it."""
 
     id: str
     method: str
@@ -54,8 +54,8 @@ class Server:
         self.process = Process(f"program {self.machine}", node.station)
         self.stopping_s: float | None = None
         self.asleep = False  # its proxy has put it to rest
-        self.hung = self.suspended = False  # either: it does not run
-        self.unhung_s = -ON_ITS_WAY_S  # when it went on where it had hung
+        self.hung = self.suspended = False  # if either is set, it does not run
+        self.unhung_s = -ON_ITS_WAY_S  # when its last hang ended
         self.unread: frozenset[Connection] = frozenset()  # as it was suspended
         self.serving = serving
         self._context = contextvars.copy_context()
@@ -134,7 +134,7 @@ class Serving:
             self._fleet.record.note("rest", node.name, f"{what} {server.machine}")
             self._paths.take("a machine was put to rest by its proxy")
             server.asleep = True
-            if server.active and not server.hung:  # one that hangs does not hear who has left
+            if server.active and not server.hung:  # a program that hangs does not notice who has left
                 ids = [asked.id for asked in server.active.values()]
                 self._wrong(f"machine {server.machine} of app {server.app} was put to rest with {ids} in flight")
         else:
