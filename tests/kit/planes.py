@@ -54,7 +54,7 @@ class Embedded:
     activator: EmbeddedPlane
     keeps = 1
 
-    def __init__(self, challenges: Challenges | None = None) -> None:
+    def __init__(self, *, challenges: Challenges | None = None) -> None:
         self.challenges = challenges
 
     @property
@@ -101,8 +101,8 @@ class Haproxy(Embedded):
     delegator: FakeDelegator
     haproxy: HaproxyPlane
 
-    def __init__(self, haproxy: HaproxySettings | None = None) -> None:
-        super().__init__()
+    def __init__(self, haproxy: HaproxySettings | None = None, *, challenges: Challenges | None = None) -> None:
+        super().__init__(challenges=challenges)
         self.directory = Path(tempfile.mkdtemp(prefix="haproxy-"))
         self._haproxy = haproxy or HaproxySettings(look_s=0.02, backends=4)
 
