@@ -16,9 +16,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from hawker.core.metrics import CONTENT_TYPE, Count, Counter, Distribution, Gauge, Histogram, Registry
-
-METRICS_CONTENT_TYPE = CONTENT_TYPE
+from hawker.core.metrics import Count, Counter, Distribution, Gauge, Histogram, Registry
 
 _LATENCY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 60)
 
@@ -76,19 +74,13 @@ class Metrics:
         self._requests: dict[tuple[str, int], Count] = {}
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        counter = Counter(name, text, labels)
-        self.registry.register(counter)
-        return counter
+        return self.registry.register(Counter(name, text, labels))
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        gauge = Gauge(name, text, labels)
-        self.registry.register(gauge)
-        return gauge
+        return self.registry.register(Gauge(name, text, labels))
 
     def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
-        histogram = Histogram(name, text, labels, bounds=_LATENCY_BUCKETS)
-        self.registry.register(histogram)
-        return histogram
+        return self.registry.register(Histogram(name, text, labels, bounds=_LATENCY_BUCKETS))
 
     def step(self, flow: str, step: str, outcome: str, seconds: float, exemplar: dict[str, str]) -> None:
         """Count an attempt of a step that has ended. The children are kept, since looking them up by labels costs more

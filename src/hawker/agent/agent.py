@@ -19,6 +19,7 @@ from starlette.responses import Response
 from hawker.agent.listener import Bind, Listener, listen
 from hawker.agent.settings import AgentSettings, BrokerRole, WorkerRole
 from hawker.agent.worker_parts import MakeWorkerParts, Resolving, WorkerParts, live_worker_parts
+from hawker.core.metrics import CONTENT_TYPE
 from hawker.errors import NotFound
 from hawker.host import Host
 from hawker.http.app import Serving, Tokens, reply
@@ -26,7 +27,7 @@ from hawker.http.handlers import Route, unread
 from hawker.model.agent_calls import ShowHealth, ShowMetrics, ShowProxyHealth
 from hawker.model.values import host_port
 from hawker.services import Service
-from hawker.telemetry import METRICS_CONTENT_TYPE, Metrics
+from hawker.telemetry import Metrics
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -265,7 +266,7 @@ class Agent:
         return (*catalog, unread(ShowMetrics, self._tell_metrics), unread(ShowProxyHealth, self._tell_proxy))
 
     async def _tell_metrics(self, call: Call) -> Response:
-        return Response(self.metrics.exposition(), media_type=METRICS_CONTENT_TYPE)
+        return Response(self.metrics.exposition(), media_type=CONTENT_TYPE)
 
     async def _tell_proxy(self, call: Call) -> Response:
         if self.proxy is None:

@@ -72,12 +72,16 @@ class Collector(Protocol):
         """The families with their present values."""
 
 
+C = TypeVar("C", bound=Collector)
+
+
 class Registry:
     def __init__(self) -> None:
         self._collectors: list[Collector] = []
 
-    def register(self, collector: Collector) -> None:
+    def register(self, collector: C) -> C:
         self._collectors.append(collector)
+        return collector
 
     def exposition(self) -> bytes:
         """All metrics as OpenMetrics text."""

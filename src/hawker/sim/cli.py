@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -28,24 +28,15 @@ def sim() -> None:
     """
 
 
-def _seed(function: Any) -> Any:
-    return click.option("--seed", type=click.IntRange(0), help="Where all randomness comes from.")(function)
-
-
-def _seconds(function: Any) -> Any:
-    return click.option(
-        "--seconds", type=click.FloatRange(1), default=60.0, show_default=True, help="Virtual time with faults."
-    )(function)
-
-
-def _users(function: Any) -> Any:
-    return click.option("--users", is_flag=True, help="Also users of apps, and proxies that bring their requests.")(
-        function
-    )
+_SEED = "Where all randomness comes from."
+_seconds = click.option(
+    "--seconds", type=click.FloatRange(1), default=60.0, show_default=True, help="Virtual time with faults."
+)
+_users = click.option("--users", is_flag=True, help="Also users of apps, and proxies that bring their requests.")
 
 
 @sim.command()
-@click.option("--seed", type=click.IntRange(0), required=True, help="Where all randomness comes from.")
+@click.option("--seed", type=click.IntRange(0), required=True, help=_SEED)
 @_seconds
 @_users
 @click.option("--trace", is_flag=True, help="Print every event.")
@@ -87,7 +78,7 @@ def run(
 
 @sim.command()
 @click.argument("record", type=click.Path(path_type=Path), required=False)
-@_seed
+@click.option("--seed", type=click.IntRange(0), help=_SEED)
 @_seconds
 @_users
 @click.option("--shrink", is_flag=True, help="Leave faults out, by halves, while it still fails.")
