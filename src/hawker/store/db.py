@@ -328,7 +328,7 @@ class Store:
 
     @property
     def takes_orders(self) -> bool:
-        """Whether there is room for more than what goes on anyhow."""
+        """Whether the disk has room for new orders."""
         return not self.full and not (self.reserve and self.reserve.given_up)
 
     def _refused(self, batch: list[_Pending], saved: tuple[int, bytes], error: Exception, *, committing: bool) -> None:
@@ -353,8 +353,7 @@ class Store:
             pending.fail(DiskFailed(self.failed, hint=LOOK) if self.failed else translated(error))
 
     def _cut(self, batch: list[_Pending], error: BaseException) -> None:
-        """Something that is no error ends the program: Ctrl-C, or the cut of a crash test. Whoever waits is told, and
-        nothing more is written."""
+        """Ctrl-C, or the cut of a crash test, ends the program. Fail whatever waits, and write nothing more."""
         self.failed = f"the database was cut off: {error!r}"
         with suppress(apsw.Error):
             if not self._db.get_autocommit():
@@ -367,7 +366,7 @@ class Store:
 
 
 def _close(db: apsw.Connection) -> None:
-    with suppress(apsw.Error):  # of a last checkpoint; the write-ahead log has what it would have copied
+    with suppress(apsw.Error):  # a last checkpoint may fail; the write-ahead log keeps what it would have copied
         db.close(True)
 
 

@@ -1,4 +1,4 @@
-"""Room that is kept for the moment when a disk is full: a file that is given up then.
+"""A file that keeps room on the disk and is deleted when the disk is full.
 
 What makes room again needs some itself: a destroy is a commit, and an agent that starts writes a little before it can
 serve. With the file gone there is enough for thousands of those. It is made again once the disk has more.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 NAME = "reserve"
 LEAST_BYTES = 1 << 20
-"""Below this much free room a start does not go without the reserve."""
+"""With less free room than this, an agent gives the reserve up at its start."""
 
 
 class Reserve:
@@ -25,14 +25,14 @@ class Reserve:
         self.given_up = False
 
     def open(self) -> None:
-        """At a start: see that there is room for one."""
+        """Make the file at an agent's start, or give it up if the start needs its room."""
         if self._free() < LEAST_BYTES and self._path.exists():
             self.give_up()
         else:
             self.make()
 
     def give_up(self) -> bool:
-        """Returns whether that made room."""
+        """Delete the file. Returns whether that made room."""
         self.given_up = self._size > 0
         try:
             os.unlink(self._path)
@@ -63,6 +63,6 @@ class Reserve:
             self.given_up = False
 
     def _free(self) -> int:
-        """Bytes that are free on its disk."""
+        """The free bytes of its disk."""
         found = os.statvfs(self._path.parent)
         return found.f_bavail * found.f_frsize

@@ -17,7 +17,7 @@ from hawker.errors import StoreError
 from hawker.model.rows import ROWS, Row
 
 NOT_OF_ROWS = ("log", "kind")
-"""Tables that are not made of rows of a type."""
+"""Tables whose rows have no type of ours."""
 _BUILT_IN = frozenset(kind.table for kind in ROWS)
 
 

@@ -25,10 +25,10 @@ Known = dict[tuple[type[Row], str], Row | None]
 """Rows by type and key as a transaction has left them so far; None: not there."""
 
 Bodies = dict[tuple[type[Row], str], bytes | None]
-"""The same as their tables are to have them."""
+"""The same rows as JSON, as their tables are to have them."""
 
 _UNREADABLE = apsw.CorruptError, apsw.NotADBError, apsw.IOError
-"""What SQLite raises where the disk gives back something else than was written, or nothing."""
+"""SQLite raises these when the disk gives back something else than was written, or nothing."""
 
 _encode = msgspec.json.Encoder().encode
 _decoders: dict[type[Row], msgspec.json.Decoder[Any]] = {}
@@ -50,7 +50,7 @@ def _bodies(db: apsw.Connection, kind: type[Row], where: str, values: Sequence[A
         return [body for (body,) in rows(db, f"select body from {kind.table} where {where}", values)]
     except _UNREADABLE as error:
         raise translated(error) from error
-    except UnicodeDecodeError as error:  # SQLite has no checksums: damage within a text is seen by who reads it
+    except UnicodeDecodeError as error:  # SQLite has no checksums: only a reader sees damage within a text
         raise _unreadable(kind, error) from error
 
 
@@ -69,13 +69,13 @@ class Reads:
         return _decode(kind, found[0]) if found else None
 
     def ahead(self, *names: tuple[type[Row], str]) -> Reads:
-        """Reads that have these rows already, all as they were at one moment: one statement for all of them."""
+        """Read these rows with one statement, as they were at one moment. The returned `Reads` has them already."""
         asked = ", ".join([f"(select body from {kind.table} where id = ?)" for kind, _ in names])
         try:
             [bodies] = rows(self._db, f"select {asked}", [key for _, key in names])
         except _UNREADABLE as error:
             raise translated(error) from error
-        except UnicodeDecodeError:  # who reads it alone is told which it was
+        except UnicodeDecodeError:  # whoever reads the damaged row alone gets its error
             return self
         return _Ahead(
             self._db, {name: body and _decode(name[0], body) for name, body in zip(names, bodies, strict=True)}
@@ -86,7 +86,7 @@ class Reads:
         return [_decode(kind, body) for body in _bodies(self._db, kind, where, values)]
 
     def body(self, kind: type[Row], key: str) -> bytes | None:
-        """A row as its table has it, unread."""
+        """The body of a row as its table has it, not decoded."""
         found = self.query(f"select cast(body as blob) from {kind.table} where id = ?", (key,))
         return found[0][0] if found else None
 
@@ -119,13 +119,13 @@ class Commit:
         self._records: list[tuple[Any, ...]] = []
 
     def add(self, changed: Known, bodies: Bodies, records: list[tuple[Any, ...]]) -> None:
-        """A change is over."""
+        """Add what a finished change has written."""
         self.known |= changed
         self._bodies |= bodies
         self._records += records
 
     def write(self, kind: type[Row] | None = None) -> None:
-        """Bring into the tables what is not there yet; of this kind of row alone, if one is given."""
+        """Write to the tables what they lack; only rows of `kind`, if one is given."""
         try:
             if bodies := _taken(self._bodies, kind):
                 _write(self._db, bodies)
@@ -165,7 +165,7 @@ class Tx(Reads):
         self.records.append(log.Record(kind=kind, resource=resource, cause=cause, **fields))
 
     def put(self, row: Row) -> None:
-        """Write a row, new or changed. One that a unique index of its table forbids makes the change fail."""
+        """Write a new or changed row. The change fails if a unique index of the table forbids the row."""
         key = row.key
         self._check(row.table, key)
         self._held[type(row), key] = row
@@ -199,12 +199,14 @@ class Tx(Reads):
         name = kind, key
         for rows_by_name in (self._held, self._changed, self._commit.known):
             if name in rows_by_name:
-                return cast("R | None", rows_by_name[name])  # as text: to make the type takes longer than to read
+                return cast(
+                    "R | None", rows_by_name[name]
+                )  # as text, since to build the type takes longer than to read
         found = self._commit.known[name] = super().get(kind, key)
         return found
 
     def select(self, kind: type[R], where: str = "true", values: Sequence[Any] = ()) -> list[R]:
-        """As `Reads.select`; `where` looks at no other table."""
+        """Like `Reads.select`, but `where` may look at no other table."""
         self.flush(kind)
         return super().select(kind, where, values)
 
@@ -234,15 +236,15 @@ class Tx(Reads):
         return seq, checksum
 
     def undo(self) -> None:
-        """It is not: nothing of it stays in the tables."""
+        """The change is not kept: take what it wrote out of the tables."""
         if self._saved:
             self._db.execute("rollback to change")
             self._db.execute("release change")
 
     def _save(self) -> None:
-        """Before the first write into a table that the change makes while it may still fail."""
+        """Set a savepoint, before the first write to a table that this change makes while it may still fail."""
         if not self._saved:
-            self._commit.write()  # all of it: what is written from now on may be undone
+            self._commit.write()  # everything, because what is written from now on may be undone
             self._db.execute("savepoint change")
             self._saved = True
 

@@ -28,9 +28,10 @@ OWNER = "alice"
 TASKS_AT_REST_MAX = 10
 """The tasks of an agent at rest: its loops, and the exchanges of its catalog that are always on their way."""
 PROXY_TASKS_MAX = 5
-"""The loops of its proxy beside them."""
+"""An agent's proxy has so many loops more."""
 CONNECTIONS_AT_REST_MAX = 100
-"""Pools keep what a rush has opened for a minute: clients to brokers, brokers to workers, members to members."""
+"""For a minute, pools keep the connections that a rush opened: clients to brokers, brokers to workers, members to
+members."""
 
 
 def check(fleet: Fleet, faults: Faults) -> list[str]:
@@ -61,7 +62,7 @@ def _unhandled(fleet: Fleet) -> Iterator[str]:
 
 
 def _workers(fleet: Fleet, logs: dict[str, Operations]) -> Iterator[str]:
-    """What is wrong with each by itself. What its log says of operations is put into `logs`."""
+    """What is wrong with each worker by itself. Puts what its log says of operations into `logs`."""
     for node in fleet.workers:
         store = fleet.store(node)
         if store is None:

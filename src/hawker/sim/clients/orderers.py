@@ -39,8 +39,9 @@ class Client:
         self._number = 0
         self._oracle = api.oracle
 
-    async def run(self, until_s: float) -> None:
-        acts: dict[Callable[[], Awaitable[None]], int] = {
+    def acts(self) -> dict[Callable[[], Awaitable[None]], int]:
+        """What the client does, and how often."""
+        return {
             self.order: 40,
             self.stop: 9,
             self.start: 9,
@@ -58,6 +59,9 @@ class Client:
             self.order_twice: 3,
             self.make_app: 1,
         }
+
+    async def run(self, until_s: float) -> None:
+        acts = self.acts()
         while self._now() < until_s:
             await asyncio.sleep(self._rng.expovariate(1 / self.think_s))
             [act] = self._rng.choices(list(acts), list(acts.values()))
@@ -325,8 +329,12 @@ class Client:
         """A machine that is there, as far as anybody knows; seldom another client's."""
         if self.others and self._rng.random() < 0.1:
             return self._rng.choice(self.others)._one()
-        mine = [o for o in self._mine() if o.machine and o.destroyed is None]
-        return self._rng.choice(mine) if mine else None
+        there = self._there()
+        return self._rng.choice(there) if there else None
+
+    def _there(self) -> list[Order]:
+        """Its orders whose machines are there, as far as anybody knows."""
+        return [order for order in self._mine() if order.machine and order.destroyed is None]
 
     def _violated(self, what: str) -> None:
         self._oracle.violations.append(f"{self._now():.3f}: {what}")

@@ -83,8 +83,8 @@ class Owner(Client):
                 return
             await asyncio.sleep(1)
 
-    async def run(self, until_s: float) -> None:
-        acts: dict[Callable[[], Awaitable[None]], int] = {
+    def acts(self) -> dict[Callable[[], Awaitable[None]], int]:
+        return {
             self.stop: 5,
             self.start: 5,
             self.restart: 3,
@@ -95,10 +95,6 @@ class Owner(Client):
             self.order_anew: 3,
             self.renew: 3,
         }
-        while self._now() < until_s:
-            await asyncio.sleep(self._rng.expovariate(1 / self.think_s))
-            [act] = self._rng.choices(list(acts), list(acts.values()))
-            await act()
 
     async def renew(self) -> None:
         """Replace a machine by another one."""
@@ -107,22 +103,15 @@ class Owner(Client):
             return
         await self._make_one(self.served[order.app])
         if self._may_go(order):
-            await self._destroy(order)
+            order.destroy_asked = True
+            began = self._now()
+            if (await self._on(order, "destroy", "DELETE", "?force=true")).status == 200:
+                order.destroyed = began, self._now()
 
     def _may_go(self, order: Order) -> bool:
         """Whether another machine of its app is open."""
         others = [other for other in self._there() if other.app == order.app and other is not order]
         return any(other.label not in self._cordoned for other in others)
-
-    def _there(self) -> list[Order]:
-        return [order for order in self._mine() if order.machine and order.destroyed is None]
-
-    async def _destroy(self, order: Order) -> None:
-        order.destroy_asked = True
-        began = self._now()
-        answer = await self._on(order, "destroy", "DELETE", "?force=true")
-        if answer.status == 200:
-            order.destroyed = began, self._now()
 
     async def cordon(self) -> None:
         """Cordon a machine, or open it again. Every app keeps a machine that is open."""

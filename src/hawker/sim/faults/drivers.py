@@ -70,6 +70,6 @@ def hung_programs(faults: Faults, node: Node, fault: Fault) -> bool:
     were."""
     if not node.world.instances:
         return False
-    node.world.hang(True)
-    faults.later(fault.lasts_s, node.world.hang, False)
+    node.world.on_hang(True)
+    faults.later(fault.lasts_s, node.world.on_hang, False)
     return True

@@ -84,11 +84,11 @@ class Faults:
             node.world.delays.clear()
             node.world.faults.clear()
             node.world.late_faults.clear()
-            node.world.hang(False)
+            node.world.on_hang(False)
             node.world.silent_images.clear()
             node.world.bad_images.clear()
             node.world.exits_late_s, node.world.exits_twice = 0.0, False
-            node.clock.stop_drifting()
+            node.clock.drift_from_now(0.0)
             node.resume()
             node.start()
 

@@ -59,9 +59,6 @@ class Clock:
         self.ahead_s += (now - self._since_s) * self._drift
         self._since_s, self._drift = now, drift
 
-    def stop_drifting(self) -> None:
-        self.drift_from_now(0.0)
-
 
 class Node:
     """`agent` is the one that serves now, None while there is none. `lives` counts the agents that were started.

@@ -86,8 +86,8 @@ class World:
     `faults` are raised by the next calls of an operation, one each, before it has an effect, `late_faults` after it;
     `delays` are seconds an operation takes, `exits_late_s` how long the end of a program takes to be told, and with
     `exits_twice` it is told again. `violations`: what must never happen and did. `on_event` hears of every start and
-    end, `on_sign` of what a program that runs is made to do: "stop", "suspend", "resume"; `on_hang` whether those that
-    run hang.
+    end, `on_sign` of what a program that runs is made to do: "stop", "suspend", "resume". `on_hang` makes the programs
+    that run take what comes and do nothing, or go on where they were.
     """
 
     def __init__(self, host: Host, programs: Mapping[str, Program]) -> None:
@@ -140,10 +140,6 @@ class World:
         for _ in range(2 if self.exits_twice else 1):
             self._tell(ended)
 
-    def hang(self, hung: bool) -> None:
-        """Programs that run now take what comes and do nothing, or all go on where they were."""
-        self.on_hang(hung)
-
     def lose_power(self) -> None:
         """The host goes down with every program on it, and nobody saw them end."""
         for placed in self.instances.values():
@@ -156,7 +152,7 @@ class World:
     # --- images ------------------------------------------------------------------------------------------------------
 
     def fetch(self, reference: str) -> Image:
-        """As a registry has it: a tag that is here keeps what it meant."""
+        """Fetch an image as its registry has it now. A tag that is here already keeps its meaning."""
         if there := self.images.get(reference):
             return there
         name = reference.partition("@")[0]
@@ -192,7 +188,7 @@ class World:
         return placed.shown()
 
     def stop(self, key: str, signal: int, grace_s: float) -> None:
-        """Signal it; it ends when it does, or is killed when the grace time is over."""
+        """Signal a program. It ends when its `Program` says so, or is killed when the grace time is over."""
         placed = self.known(key)
         if placed.exit is None:
             self.on_sign("stop", placed)
@@ -228,7 +224,7 @@ class World:
         placed.suspended = suspended
 
     def resize(self, key: str, limits: Limits) -> None:
-        """Refused below what the program was said to need, in `least_mib`."""
+        """Set an instance's limits. Raises `Refused` for less memory than the program's `least_mib`."""
         placed = self.known(key)
         if placed.exit:
             raise UnknownInstance(key)
@@ -252,7 +248,7 @@ class World:
         self._later(seconds, end)
 
     def _tell(self, ended: Exit) -> None:
-        """Call the listener there is by then, as the process it belongs to."""
+        """Call the listener that there will be then, as the process that it belongs to."""
         loop = asyncio.get_running_loop()
         if self.exits_late_s:
             self._later(self.exits_late_s, lambda: loop.call_soon(self._told, ended, context=self.listener_context))
