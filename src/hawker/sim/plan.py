@@ -14,7 +14,7 @@ REGIONS = ["ord", "fra", "syd"]
 WORKERS = (("ord", 3), ("fra", 2), ("syd", 2))
 BROKERS = ("ord", "fra")
 MEMORY_MIB = 6144
-"""The capacity of each worker: little enough that regions fill up, and orders race for what is left."""
+"""The memory of each worker, which is so small that regions fill up and orders race for the rest."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -35,12 +35,11 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a run is made of.
 
-    `workers` by region; `brokers` are regions that have one, `static` ones with a fixed list of workers in the place of
-    the catalog. `faults` None: drawn from the seed, `only` of some kinds and so many `times` as often; `dropped` are
-    left out, by their place. `memory_mib`: of each worker. `mutant`: of `sim.mutants`. `served`: apps that
-    users ask for through proxies; without any there are no proxies. `forgetful`: the worker that keeps little of what
-    is over, so that it cuts its log again and again.
-    """
+    `workers` counts them by region; `brokers` names the regions that have one. With `static` the brokers have a fixed
+    list of workers instead of the catalog. If `faults` is None they are drawn from the seed, `only` of some kinds, and
+    `times` as often; those at the places in `dropped` are left out. Each worker has `memory_mib`. `mutant` names one of
+    `sim.mutants`. `served` has the apps that users ask for through proxies; without any there are no proxies. The
+    worker `forgetful` keeps little of the past, so that it cuts its log again and again."""
 
     seed: int
     seconds: float = 60.0
@@ -62,7 +61,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return workers, [f"broker-{region}" for region in self.brokers]
 
     def edges(self) -> list[str]:
-        """Nodes that take users' requests: the brokers, and one worker, as on a host that is everything."""
+        """The nodes that take users' requests: the brokers and one worker, as on a host with every role."""
         workers, brokers = self.names()
         return [*brokers, *workers[:1]]
 

@@ -1,4 +1,4 @@
-"""What is looked at all the while, and what must hold of the catalog at rest.
+"""What must hold at any moment of a run, and what must hold of the catalog at rest.
 
 `Watch` looks once a second: a replica's positions never go back in one life of its node, and never go beyond what their
 owner has committed (S12); a worker's ledger is the sum of its rows (S20), and does not grow beyond its room (S1), which
@@ -25,7 +25,7 @@ LOOK_S = 1.0
 
 
 class Watch:
-    """What was seen so far, by process: a power cut may take back what a replica had."""
+    """What was seen so far. It is kept by process, because a power cut may take back what a replica had."""
 
     def __init__(self, fleet: Fleet, faults: Faults) -> None:
         self._fleet = fleet

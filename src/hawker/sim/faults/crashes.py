@@ -21,7 +21,7 @@ def kill(faults: Faults, node: Node, fault: Fault) -> bool:
 
 
 def _dies(faults: Faults, node: Node, fault: Fault, when: str) -> None:
-    """Now that the moment has come that a kill waited for."""
+    """Kill the node: the moment has come that the fault waited for."""
     node.kill(f"kill -9 {when}")
     faults.happened(fault)
     faults.back_later(node, fault.lasts_s)
@@ -92,8 +92,8 @@ def power(faults: Faults, node: Node, fault: Fault) -> bool:
 
 
 def lost_catalog(faults: Faults, node: Node, fault: Fault) -> bool:
-    """A power cut after which the catalog's file is gone: nobody waits for it to be on the disk. Most that come
-    back reach no other host for a while, only their users."""
+    """The power goes, and the catalog's file is lost, since nobody waits for it to be on the disk. Most such nodes
+    reach no other host for a while after they come back, only their users."""
     if node.process is None:
         return False
     node.cut_power()
@@ -134,7 +134,7 @@ def disk_power(faults: Faults, node: Node, fault: Fault) -> bool:
 def lost_disk(faults: Faults, node: Node, fault: Fault) -> bool:
     node.kill("lost disk")
     node.lose_disk()
-    node.recover = "discard"  # as the operator decides who knows of it
+    node.recover = "discard"  # so decides an operator who knows of the loss
     faults.fleet.lost(node, since_s=0.0)
     faults.back_later(node, fault.lasts_s)
     return True

@@ -9,11 +9,7 @@ from hawker.sim.plan import Fault
 
 def full(faults: Faults, node: Node, fault: Fault) -> bool:
     node.disk.room = node.disk.used() + int(fault.amount)
-
-    def clear() -> None:
-        node.disk.room = None
-
-    faults.later(fault.lasts_s, clear)
+    faults.later(fault.lasts_s, setattr, node.disk, "room", None)
     return True
 
 
@@ -24,11 +20,7 @@ def io_error(faults: Faults, node: Node, fault: Fault) -> bool:
 
 def broken_disk(faults: Faults, node: Node, fault: Fault) -> bool:
     node.disk.broken = True
-
-    def mend() -> None:
-        node.disk.broken = False
-
-    faults.later(fault.lasts_s, mend)
+    faults.later(fault.lasts_s, setattr, node.disk, "broken", False)
     return True
 
 
@@ -42,9 +34,6 @@ def slow_disk(faults: Faults, node: Node, fault: Fault) -> bool:
             loop.pause(process)
             faults.fleet.net.later(fault.amount, loop.resume, process)
 
-    def mend() -> None:
-        node.disk.on_sync = None
-
     node.disk.on_sync = on_sync
-    faults.later(fault.lasts_s, mend)
+    faults.later(fault.lasts_s, setattr, node.disk, "on_sync", None)
     return True

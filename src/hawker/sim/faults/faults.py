@@ -33,7 +33,7 @@ class Faults:
         self.clocks_moved: set[str] = set()
 
     def shift(self, by_s: float) -> None:
-        """The plan's times count from then on."""
+        """Let the plan's times count from then on."""
         self.plan = [replace(fault, at_s=fault.at_s + by_s) for fault in self.plan]
 
     def schedule(self) -> None:
@@ -71,7 +71,7 @@ class Faults:
         return False
 
     def end(self) -> None:
-        """Everything is mended: power, disks, links, drivers; agents run. Clocks stay as far off as they are."""
+        """Mend everything: power, disks, links, drivers. Agents run again. Clocks stay as far off as they are."""
         self.over = True
         for link in self.fleet.net.links():
             link.heal()
@@ -103,7 +103,7 @@ class Faults:
 
 
 Do = Callable[["Faults", "Node", "Fault"], bool]
-"""Does a fault; True when it took effect at once. One that waits for its moment counts itself."""
+"""Does a fault and returns whether it took effect at once. A fault that waits for its moment counts itself."""
 
 
 class Kind(msgspec.Struct, frozen=True):

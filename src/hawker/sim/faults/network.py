@@ -57,7 +57,7 @@ def flap(faults: Faults, node: Node, fault: Fault) -> bool:
 
 
 def cut(faults: Faults, links: Sequence[Link], lasts_s: float) -> None:
-    """Cut a link for so long; it may be cut several times at once."""
+    """Cut links for so long. Several faults may cut one link at once."""
     for link in links:
         link.cuts += 1
 
@@ -69,7 +69,7 @@ def cut(faults: Faults, links: Sequence[Link], lasts_s: float) -> None:
 
 
 def cut_at_answer(faults: Faults, node: Node, fault: Fault) -> bool:
-    """A broker loses the way to a worker at the very moment that one says it has filled an order."""
+    """A broker loses the way to a worker at the very moment in which the worker says that it has filled an order."""
     net = faults.fleet.net
 
     def on_stream(source: Station, to: Station, data: bytes) -> bool:
@@ -98,15 +98,9 @@ def quality(name: str) -> Do:
     """Packets of all links of a node are lost, doubled, reordered or late."""
 
     def do(faults: Faults, node: Node, fault: Fault) -> bool:
-        links = faults.links_of(node)
-        for link in links:
+        for link in faults.links_of(node):
             setattr(link, name, fault.amount)
-
-        def mend() -> None:
-            for link in links:
-                setattr(link, name, 0.0)
-
-        faults.later(fault.lasts_s, mend)
+            faults.later(fault.lasts_s, setattr, link, name, 0.0)
         return True
 
     return do

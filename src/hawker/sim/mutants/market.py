@@ -62,7 +62,7 @@ async def _forgets_what_it_holds(market: Market, key: str, cause: str) -> str:
 
 
 async def _releases_and_bars_nothing(market: Market, key: str, cause: str) -> str:
-    """Takes an order when it comes again, or for the first time."""
+    """The worker releases an order, but takes it again if it comes again or late."""
 
     def change(tx: Tx) -> str:
         if done := tx.get(FillRow, key):
@@ -77,7 +77,7 @@ async def _releases_and_bars_nothing(market: Market, key: str, cause: str) -> st
 
 
 def _also_stopped(reads: Reads, ended: Exit) -> MachineRow | None:
-    """A program's end is for its machine also once that was stopped."""
+    """The worker takes a program's end for its machine's even after the machine was stopped."""
     row = reads.get(MachineRow, ended.machine)
     if row is None or (row.instance and row.instance != ended.key):
         return None

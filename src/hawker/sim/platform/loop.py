@@ -4,9 +4,9 @@ Everything of asyncio runs on it unchanged. Connections, servers and datagrams g
 function given to an executor runs at once. What is ready runs first in, first out, as asyncio promises, and tasks and
 futures hash by the order of their birth, so one seed gives one order of events in every process and Python.
 
-A killed process never runs again: its tasks are kept as they are, so that, as after kill -9, none of its `finally`
-blocks runs; `SimLoop.discard` takes them apart when the simulation is over. What is due for a paused process waits
-until it goes on.
+A killed process never runs again. The loop keeps its tasks as they are, so that, as after kill -9, none of its
+`finally` blocks runs; `SimLoop.discard` takes them apart when the simulation is over. What is due for a paused process
+waits until the process goes on.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STEPS_AT_ONCE_MAX = 2_000_000
 
 
 CLOSES_MAX = 50
-"""As many `finally` blocks with an await in them as a task that is taken apart may be in."""
+"""A task that is taken apart may be in so many `finally` blocks that await something."""
 RESOLUTION_S = 1e-9
 """Timers this near to each other are due together, as in asyncio: sums of floats differ in their last digits."""
 

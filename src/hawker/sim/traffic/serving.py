@@ -90,8 +90,8 @@ class Server:
 
 
 class Serving:
-    """All programs, by instance. `delivered` counts by request how often it has reached a program whole. `on_turn` is
-    told of an app one of whose machines is being stopped or resumed, or has begun, in this very moment."""
+    """All programs, by instance. `delivered` counts how often each request has reached a program whole. `on_turn` is
+    called with an app at the very moment in which one of its machines is stopped, resumed or started."""
 
     def __init__(self, fleet: Fleet, paths: Paths) -> None:
         self._fleet = fleet
@@ -160,7 +160,7 @@ class Serving:
             self._paths.take("a suspended machine was resumed for a request")
 
     def _by(self, cause: str, node: Node, machine: str) -> bool:
-        """Whether that is why something is done to a machine now."""
+        """Whether a run with this cause acts on the machine now."""
         store = self._fleet.store(node)
         runs = store.read.select(RunRow, "status = 'active'") if store else ()
         return any(run.resource == machine and cause in run.cause for run in runs)
@@ -193,14 +193,16 @@ class Serving:
         return self._fleet.loop.time() - max(since_s, went_on_s) > ON_ITS_WAY_S
 
     def _is_behind(self, node: Node) -> bool:
-        """Whether its replica could not be written, as when the disk is full: then its proxy cannot know."""
+        """Whether the node's replica is behind its own log, as when the disk is full: then its proxy cannot know of a
+        stop."""
         log = LogId(node.name, "region")
         store, member = self._fleet.store(node), node.agent and node.member
         head = store.read.get(LogHeadRow, log.tier) if store else None
         return bool(head and member and member.replica.position(log) < Position(head.epoch, head.head))
 
     def _over(self, server: Server, then: dict[_Connection, Asked]) -> None:
-        """More than it takes, also when those have gone whose end was on its way."""
+        """Report a machine that has more requests in flight than it takes, leaving out those that have ended
+        meanwhile."""
         still = [asked.id for connection, asked in then.items() if server.active.get(connection) is asked]
         if len(still) > server.hard:
             self._wrong(
