@@ -27,7 +27,7 @@ class DiskSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def disk_speed(guest: Guest, scale: float = 1.0) -> DiskSpeed:
-    """That of a guest, times `scale`; a scale of 0 takes the bound away."""
+    """The speed for a guest, times `scale`; a scale of 0 sets no bound."""
     if scale == 0:
         return DiskSpeed()
     row = max(row for row in _TABLE[guest.cpu_kind] if row[0] <= guest.cpus)

@@ -58,8 +58,8 @@ def check_curve(curve: Curve) -> Curve:
 
 
 NO_ROOM = 1000.0
-"""What an offer without room loses. Workers refuse rather than offer what they have not, but a broker may rank an offer
-that is no longer true, and bin packing must not take "has none" for "nicely full"."""
+"""An offer without room loses so much. Workers refuse what they have no room for, but a broker may rank an outdated
+offer, and bin packing must not take a worker without any for one that is nicely full."""
 
 
 def used_after(offer: Offer, wanted: Resources, resource: str) -> float:
@@ -92,7 +92,7 @@ def image_ms(offer: Offer) -> float:
 
 
 def image_utility(ms: float, half_ms: float) -> float:
-    """1 for an image that is here, half of that for one that takes `half_ms` to come, and so on down; never 0, which is
+    """1 for an image that is here, 1/2 for one that takes `half_ms` to come, and so on down. It is never 0, which is
     the utility of an unknown one."""
     return 0.0 if ms < 0 else half_ms / (half_ms + ms)
 
@@ -139,7 +139,8 @@ class CurvePolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PackPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Bin packing: the fuller after the fill, the better. Nomad's and Borg's classic, for who pays per server."""
+    """Bin packing: prefer the worker that is fuller after the fill, as Nomad and Borg do, for those who pay per
+    server."""
 
     name: str = "pack"
 
@@ -148,7 +149,7 @@ class PackPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpreadPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """The emptier after the fill, the better."""
+    """Prefer the worker that is emptier after the fill."""
 
     name: str = "spread"
 
@@ -157,7 +158,7 @@ class SpreadPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RandomPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Any offer is as good as another: the yardstick for the others."""
+    """Take any offer. The other policies are measured against this one."""
 
     name: str = "random"
 

@@ -15,7 +15,7 @@ SILENT_AFTER_S = 1.0
 """A worker that is merely busy answers within this time. A refused connection takes less and costs nobody anything, so
 it is no reason to wait less next time."""
 PATIENCE_S = 0.25
-"""As long as an order waits for offers."""
+"""The time for which an order waits for offers."""
 
 
 class Silence(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Which images that are there somebody may have meant who named one that is not."""
+"""The images that somebody may have meant who named one that is not there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _USUAL = (f"{_DOCKER}/library/", f"{_DOCKER}/")
 
 def similar_images(image: str, known: Iterable[str]) -> list[str]:
     """Other tags of its repository, wherever they are from, or else images with a name that is spelled much like it;
-    in the short form that people write. None when the very image is there."""
+    in the short form that people write. Empty if the very image is there."""
     wanted = ImageRef(image)
     refs = {str(ref): ref for ref in map(ImageRef, known) if ref.tag}
     if str(wanted) in refs:

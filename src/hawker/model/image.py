@@ -16,7 +16,7 @@ NOT_IN_TIME = "it was not here within"
 
 
 class Platform(msgspec.Struct, frozen=True, kw_only=True):
-    """As Go names them: `linux`, `amd64` or `arm64`, variant `v8` or ""."""
+    """A platform by Go's names: `linux`, `amd64` or `arm64`, variant `v8` or ""."""
 
     os: str = "linux"
     architecture: str = "amd64"

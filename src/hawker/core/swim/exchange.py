@@ -16,7 +16,7 @@ def ask(beliefs: Beliefs) -> bytes:
 
 
 def answer(beliefs: Beliefs, now: float, body: bytes) -> bytes:
-    """Raises ValueError when `body` is no ask."""
+    """The answer to a request. Raises ValueError for a malformed `body`."""
     asked = wire.decode_ask(body)
     name = beliefs.me.name
     if isinstance(asked, wire.Entries):
@@ -31,7 +31,7 @@ def answer(beliefs: Beliefs, now: float, body: bytes) -> bytes:
 
 
 def done(beliefs: Beliefs, now: float, body: bytes) -> bytes | None:
-    """The further ask, None when there is none. Raises ValueError when `body` is no answer."""
+    """The next request, or None if there is none. Raises ValueError for a malformed `body`."""
     answered = wire.decode_answer(body)
     if isinstance(answered, wire.Entries):
         beliefs.merge(now, answered.sender, answered.entries)

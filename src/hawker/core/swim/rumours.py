@@ -1,17 +1,18 @@
-"""What is still to be told: one rumour a member, the newest, and how often it was sent."""
+"""The rumours still to be told: the newest one of each member, and how often it was sent."""
 
 from __future__ import annotations
 
 import msgspec
 
 SMALLEST = 8
-"""No rumour is shorter: with less room than this there is no point in looking."""
+"""No rumour is shorter, so with less room than this the queue is not searched."""
 MISFITS_MAX = 8
-"""A packet that had no room for so many is full. Looking further would cost more the longer the queue is."""
+"""A packet counts as full once so many rumours did not fit. A longer search would cost more the longer the queue is."""
 
 
 class Rumours:
-    """Least-sent first. A newer rumour about a member takes the place of the older and starts from nothing."""
+    """The rumour that was sent least comes first. A newer rumour about a member replaces the older one and counts from
+    0."""
 
     __slots__ = ("_levels", "_of", "unsent")
 
@@ -19,7 +20,7 @@ class Rumours:
         self._levels: list[dict[str, tuple[msgspec.Raw, int]]] = []  # by how often sent; each oldest first
         self._of: dict[str, int] = {}
         self.unsent = 0
-        """Bytes of those that were not sent yet."""
+        """The bytes of the rumours that were not sent yet."""
 
     def __len__(self) -> int:
         return len(self._of)
@@ -40,12 +41,13 @@ class Rumours:
             self.unsent -= 0 if level else size
 
     def take(self, room: int, most: int, limit: int) -> list[msgspec.Raw]:
-        """Rumours for one packet: at most `most`, of `room` bytes in all. What was sent `limit` times is dropped."""
+        """Take rumours for one packet: at most `most`, of `room` bytes in all. A rumour that was sent `limit` times is
+        dropped."""
         return self.share(1, room, most, limit)[0]
 
     def share(self, times: int, room: int, most: int, limit: int) -> list[list[msgspec.Raw]]:
-        """The same for several who are told at once: each hears what is new, and none waits for its turn behind what is
-        told to others again."""
+        """Take rumours for several packets that are sent at once. Each gets the new rumours first, before those that
+        are repeated."""
         if not self._of:
             return [[] for _ in range(times)]
         taken: list[tuple[msgspec.Raw, int]] = []

@@ -59,7 +59,7 @@ class Gossip(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Answered with an ack of the same number, but only by `target`."""
+    """A ping, which only `target` answers, with an ack of the same number."""
 
     sender: Name
     born: Born
@@ -78,7 +78,7 @@ class Ack(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class PingFor(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Ping `target` for me, and pass its ack on."""
+    """Ask a helper to ping `target` and to pass its ack on."""
 
     sender: Name
     born: Born
@@ -91,7 +91,7 @@ class PingFor(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class Nack(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """From a helper: I am well and was asked; so far there is no ack."""
+    """A helper says that it is well and was asked, but has no ack so far."""
 
     sender: Name
     born: Born
@@ -105,7 +105,7 @@ GOSSIP, PING, ACK, PING_FOR, NACK = range(5)
 
 
 class Summary(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """Opens a push-pull: who asks, and the digest of its whole table."""
+    """Open a push-pull: who asks, and the digest of its whole table."""
 
     member: Member
     incarnation: Incarnation
@@ -121,7 +121,7 @@ class Same(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Parts(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """They do not: the digest of each part."""
+    """The tables differ: this has the digest of each part."""
 
     sender: Name
     suspects: Suspects
@@ -155,7 +155,7 @@ _RUMOURS_AT = 4
 
 
 def decode_packet(payload: bytes) -> tuple[Packet, int]:
-    """The packet, and how many of its rumours were put aside because they are of no known form.
+    """The packet, and how many of its rumours were ignored because they have no known form.
 
     Raises msgspec.DecodeError, a ValueError, when the packet itself is not.
     """
@@ -208,7 +208,7 @@ def alive(member: Member, incarnation: int) -> bytes:
 
 
 def accusation(view: View, accuser: str) -> bytes:
-    """What is believed of a member that is not alive, as a rumour."""
+    """The belief about a member that is not alive, as a rumour."""
     member = view.member
     kind = Suspect if view.status is Status.suspect else Dead
     accuser = member.name if view.status is Status.left else accuser

@@ -39,7 +39,7 @@ def failing_driver(faults: Faults, node: Node, fault: Fault) -> bool:
 
 
 def no_images(faults: Faults, node: Node, fault: Fault) -> bool:
-    """No registry answers, and what was here is gone; with an odd amount one image has become useless."""
+    """No registry answers, and the images that were here are gone. With an odd amount one image has become useless."""
     world = node.world
     world.images.clear()
     world.silent_images.update(IMAGES)

@@ -27,7 +27,7 @@ def _one_more(entry: PoolEntry) -> None:
 
 
 def _any_that_sleeps(home: Region, out: Collection[str], **options: Any) -> PoolEntry | None:
-    """Not the same for every proxy."""
+    """Proxies choose different machines, each by its own name."""
     asleep = [entry for entry in home.asleep if entry.machine not in out]
     return asleep[len(current_process().name) % len(asleep)] if asleep else None
 
