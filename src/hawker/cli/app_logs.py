@@ -67,8 +67,7 @@ def logs(session: Session, app: str, region: str | None, follow: bool, tail: int
     """
     with about_app():
         found, silent = session.machines(app, region=region)
-    if silent:
-        output.note(f"these workers did not answer, their machines are not followed: {', '.join(silent)}")
+    output.silent(silent, "their machines are not followed")
     if not found and not follow:
         where = f" in {region}" if region else ""
         raise NotFound(f"app {app} has no machines{where}", hint=f"hawker machine run --app {app} ...")

@@ -53,8 +53,7 @@ def list_(session: Session, org: str | None, quiet: bool) -> None:
         columns = ("name", "organisation", "status", "machines", "url")
         shown = len(columns) if any(row[-1] for row in rows) else len(columns) - 1
         output.table(columns[:shown], [row[:shown] for row in rows])
-    if silent := session.silent():
-        output.note(f"these workers did not answer, their machines are not counted: {', '.join(silent)}")
+    output.silent(session.silent(), "their machines are not counted")
 
 
 def _likely_url(app: App) -> str:
@@ -94,8 +93,7 @@ def show(session: Session, app: str) -> None:
             ("url", url if isinstance(url, str) else f"none: {url.message}"),
         ]
     )
-    if silent:
-        output.note(f"these workers did not answer, their machines are not shown: {', '.join(silent)}")
+    output.silent(silent, "their machines are not shown")
 
 
 @apps.command()

@@ -21,7 +21,7 @@ def attend(session: Session, machine: Machine) -> None:
     """Follow the machine to its end. Ctrl-C destroys it."""
     app = app_of(machine)
     try:
-        with session.stream(calls.FollowLogs(app, machine.id, tail=LINES_MOST, follow=True)) as lines:
+        with session.client.stream(calls.FollowLogs(app, machine.id, tail=LINES_MOST, follow=True)) as lines:
             for line in lines:
                 output.passed_on(f"{line.message}\n", err=line.stream == "stderr")
         after = session.wait(machine, ["destroyed"], LONGEST_STOP_S, "ending")

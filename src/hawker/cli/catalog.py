@@ -51,8 +51,7 @@ def _ask_workers(session: Session, query: str, worker: str | None) -> None:
             "no worker answered" if worker is None else f"worker {worker} did not answer", hint="hawker workers"
         )
     _show(session, answer)
-    if silent:
-        output.note(f"these workers did not answer: {', '.join(silent)}")
+    output.silent(silent)
 
 
 def _show(session: Session, answer: RowsFound) -> None:
@@ -111,7 +110,7 @@ def watch(session: Session, query: str, seconds: int | None) -> None:
     while True:
         left = None if until is None else max(0, round(until - time.monotonic()))
         try:
-            with session.stream(calls.Subscribe(query=query, since=shown.since, seconds=left)) as events:
+            with session.client.stream(calls.Subscribe(query=query, since=shown.since, seconds=left)) as events:
                 for event in events:
                     if event.event == "error":
                         shown.end(msgspec.json.decode(event.data))

@@ -7,13 +7,17 @@ the decision.
 from __future__ import annotations
 
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 import click
 
 from hawker.cli import calls, output
 from hawker.cli.params import machine_argument
-from hawker.cli.session import Session, app_of, label, market_command
+from hawker.cli.session import Session, app_of, label, machine_command
 from hawker.model.market import Attempt, Decision, Offer, Reason, Refusal, Scored, Term
+
+if TYPE_CHECKING:
+    from hawker.model.api import Machine
 
 _REASONS = {
     Reason.cordoned: "it was cordoned",
@@ -31,8 +35,8 @@ _TERMS_TOLD = 3
 
 @click.command()
 @machine_argument
-@market_command
-def explain(session: Session, machine: str, app: str | None) -> None:
+@machine_command
+def explain(session: Session, found: Machine) -> None:
     """Explain why a machine was placed where it is.
 
     Who was asked, what they offered, how each offer scored, why the winner won and each other did not. A score is the
@@ -41,7 +45,6 @@ def explain(session: Session, machine: str, app: str | None) -> None:
     """
     import msgspec
 
-    found = session.machine(machine, app)
     told = session.send(calls.ExplainMachine(app_of(found), found.id))
     if session.json:
         output.data(told)

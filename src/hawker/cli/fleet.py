@@ -30,8 +30,7 @@ def regions(session: Session) -> None:
     else:
         rows = [(r.code, r.name, r.geo_region or None, r.capacity) for r in found.Regions]
         output.table(("region", "place", "continent", "room for shared-cpu-1x"), rows)
-    if silent := session.silent():
-        output.note(f"these workers did not answer, their room is not counted: {', '.join(silent)}")
+    output.silent(session.silent(), "their room is not counted")
 
 
 @click.group(cls=Ordered, invoke_without_command=True)
@@ -152,8 +151,7 @@ def runs(session: Session, worker: str | None, machine: str | None, statuses: tu
         output.table(columns, [[r.id, *(getattr(r, name) or None for name in columns[1:])] for r in found])
     else:
         output.note("no such runs" if statuses or machine or worker else "nothing is under way, and nothing is parked")
-    if silent:
-        output.note(f"these workers did not answer, their runs are not listed: {', '.join(silent)}")
+    output.silent(silent, "their runs are not listed")
 
 
 @workers.command()

@@ -48,7 +48,7 @@ def list_(session: Session, worker: str | None, region: str | None) -> None:
         output.note("no images")
     else:
         output.table(("image", "digest", "size", "in use", "workers"), list(_rows(found)))
-    _told_silent(session)
+    output.silent(session.silent())
 
 
 @image.command()
@@ -68,7 +68,7 @@ def show(session: Session, reference: str, worker: str | None, region: str | Non
         if number:
             output.say("")
         _show(digest, [entry for entry in found if entry.digest == digest])
-    _told_silent(session)
+    output.silent(session.silent())
 
 
 @image.command()
@@ -123,7 +123,7 @@ def remove(session: Session, reference: str, worker: str | None, region: str | N
         output.data(told)
     elif gone:
         output.say(f"{reference} is removed from {', '.join(gone)}")
-    _told_silent(session)
+    output.silent(session.silent())
     if kept:
         raise HawkerError(
             "; ".join(f"{entry.worker} keeps it: {entry.error}" for entry in kept), hint="hawker machine list"
@@ -278,7 +278,7 @@ def _follow(session: Session, call: StreamRequest[ImageEvent], verb: str, where:
 
     done: list[ImageHere] = []
     failed: list[ImageFailed] = []
-    with session.stream(call) as events, output.bars() as bar:
+    with session.client.stream(call) as events, output.bars() as bar:
         for event in events:
             match event.event:
                 case "progress":
@@ -360,8 +360,3 @@ def size_text(count: float) -> str:
 def _nowhere(reference: str, worker: str | None, region: str | None) -> NotFound:
     where = f"{worker} does not have" if worker else f"no worker{f' in {region}' if region else ''} has"
     return NotFound(f"{where} the image {reference}", hint="hawker image list")
-
-
-def _told_silent(session: Session) -> None:
-    if silent := session.silent():
-        output.note(f"these workers did not answer: {', '.join(silent)}")

@@ -24,6 +24,7 @@ from hawker.cli.session import (
     ending,
     failure_of,
     label,
+    machine_command,
     market_command,
 )
 from hawker.errors import DeadlineExceeded, HawkerError
@@ -71,8 +72,7 @@ def list_(
     """List machines."""
     with output.working("listing machines"):
         found, silent = session.machines(app, region=region, state=states, include_deleted=deleted)
-    if silent:
-        output.note(f"these workers did not answer, their machines are not listed: {', '.join(silent)}")
+    output.silent(silent, "their machines are not listed")
     if session.json:
         output.data(found)
     elif quiet:
@@ -100,10 +100,9 @@ def _checks(m: Machine) -> str:
 
 @machine.command()
 @machine_argument
-@market_command
-def status(session: Session, machine: str, app: str | None) -> None:
+@machine_command
+def status(session: Session, found: Machine) -> None:
     """Show a machine, what it runs and what happened to it."""
-    found = session.machine(machine, app)
     if session.json:
         output.data(found)
         return
@@ -164,10 +163,9 @@ def _clock(at_ms: int) -> str:
 
 @machine.command()
 @machine_argument
-@market_command
-def start(session: Session, machine: str, app: str | None) -> None:
+@machine_command
+def start(session: Session, found: Machine) -> None:
     """Start a machine at rest, or wake a suspended one."""
-    found = session.machine(machine, app)
     with output.working(f"{label(found)}: starting"):
         session.send(calls.StartMachine(app_of(found), found.id, wait=True))
     session.show(session.shown(found), "is started")
@@ -177,10 +175,9 @@ def start(session: Session, machine: str, app: str | None) -> None:
 @machine_argument
 @click.option("--signal", help="Send this signal instead of the configured one, such as SIGTERM.")
 @timeout_option(help="Kill it after this time, instead of the configured one.")
-@market_command
-def stop(session: Session, machine: str, app: str | None, signal: str | None, grace_s: float | None) -> None:
+@machine_command
+def stop(session: Session, found: Machine, signal: str | None, grace_s: float | None) -> None:
     """Stop a machine: a signal, a grace time, then kill."""
-    found = session.machine(machine, app)
     session.send(calls.StopMachine(app_of(found), found.id, signal=signal, timeout=grace(grace_s) or None))
     after = session.wait(found, ["stopped", "destroyed", "failed"], LONGEST_STOP_S, "stopping")
     session.show(after, f"is {after.state}")
@@ -190,10 +187,9 @@ def stop(session: Session, machine: str, app: str | None, signal: str | None, gr
 @machine_argument
 @timeout_option(help="Kill it after this time.")
 @click.option("--force", is_flag=True, help="Kill it at once.")
-@market_command
-def restart(session: Session, machine: str, app: str | None, grace_s: float | None, force: bool) -> None:
+@machine_command
+def restart(session: Session, found: Machine, grace_s: float | None, force: bool) -> None:
     """Stop and start a machine. It keeps its room meanwhile. One that is stopped is started."""
-    found = session.machine(machine, app)
     if found.state in ("stopped", "failed", "created"):
         session.send(calls.StartMachine(app_of(found), found.id))
         session.show(_started(session, found, "starting"), "is started")
@@ -220,10 +216,9 @@ def _started(session: Session, machine: Machine, doing: str) -> Machine:
 
 @machine.command()
 @machine_argument
-@market_command
-def suspend(session: Session, machine: str, app: str | None) -> None:
+@machine_command
+def suspend(session: Session, found: Machine) -> None:
     """Freeze a running machine with its memory. `start` wakes it."""
-    found = session.machine(machine, app)
     session.send(calls.SuspendMachine(app_of(found), found.id))
     after = session.wait(found, ["suspended", "stopped", "failed"], SUSPEND_S, "suspending")
     session.show(after, f"is {after.state}")
@@ -237,31 +232,29 @@ machine.add_command(clone)
 @machine_argument
 @click.option("--state", "states", multiple=True, type=click.Choice(WAITED_FOR), help="Repeatable. Default: started.")
 @timeout_option("timeout_s", least=1, default=60)
-@market_command
-def wait(session: Session, machine: str, app: str | None, states: tuple[str, ...], timeout_s: float) -> None:
+@machine_command
+def wait(session: Session, found: Machine, states: tuple[str, ...], timeout_s: float) -> None:
     """Wait until a machine is in a state."""
     wanted = states or ("started",)
-    after = session.wait(session.machine(machine, app), wanted, timeout_s, f"waiting for {' or '.join(wanted)}")
+    after = session.wait(found, wanted, timeout_s, f"waiting for {' or '.join(wanted)}")
     lasted = after.state in wanted or "settled" in wanted
     session.show(after, f"is {after.state}" if lasted else f"was {' or '.join(wanted)} and is {after.state} now")
 
 
 @machine.command()
 @machine_argument
-@market_command
-def cordon(session: Session, machine: str, app: str | None) -> None:
+@machine_command
+def cordon(session: Session, found: Machine) -> None:
     """Take a machine out of traffic. It keeps running."""
-    found = session.machine(machine, app)
     session.send(calls.CordonMachine(app_of(found), found.id))
     session.show(session.shown(found), "is cordoned")
 
 
 @machine.command()
 @machine_argument
-@market_command
-def uncordon(session: Session, machine: str, app: str | None) -> None:
+@machine_command
+def uncordon(session: Session, found: Machine) -> None:
     """Put a machine back into traffic."""
-    found = session.machine(machine, app)
     session.send(calls.UncordonMachine(app_of(found), found.id))
     session.show(session.shown(found), "is in traffic")
 
@@ -270,10 +263,9 @@ def uncordon(session: Session, machine: str, app: str | None) -> None:
 @machine_argument
 @click.option("--force", is_flag=True, help="Kill it if it runs. Otherwise a running machine is refused.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@market_command
-def destroy(session: Session, machine: str, app: str | None, force: bool, yes: bool) -> None:
+@machine_command
+def destroy(session: Session, found: Machine, force: bool, yes: bool) -> None:
     """Destroy a machine and everything of it."""
-    found = session.machine(machine, app)
     confirmed(f"Destroy {label(found)} of app {app_of(found)}, {found.state}?", yes=yes or force)
     with output.working(f"{label(found)}: destroying"):
         try:
@@ -294,43 +286,31 @@ def destroy(session: Session, machine: str, app: str | None, force: bool, yes: b
 @click.option("--timeout", "timeout_s", type=click.IntRange(1, 3600), metavar="SECONDS", help="Kill it then.")
 @click.option("-i", "--stdin", "feed", is_flag=True, help="Give it this program's standard input.")
 @click.option("-t", "--tty", is_flag=True, help="Give it a terminal; with -i, this one.")
-@market_command
+@machine_command
 def exec_(
-    session: Session,
-    machine: str,
-    app: str | None,
-    command: tuple[str, ...],
-    timeout_s: int | None,
-    feed: bool,
-    tty: bool,
+    session: Session, found: Machine, command: tuple[str, ...], timeout_s: int | None, feed: bool, tty: bool
 ) -> None:
     """Run a command beside a machine's program: hawker machine exec MACHINE -- COMMAND ...
 
     Prints what it prints, and ends with its exit status, or 128 and its signal, or 124 at its time-out. Ctrl-C ends it;
     with -it it goes to the command.
     """
-    _exec(session, session.machine(machine, app), command, feed=feed, tty=tty, timeout_s=timeout_s)
+    _exec(session, found, command, feed=feed, tty=tty, timeout_s=timeout_s)
 
 
 @machine.command()
 @machine_argument
-@market_command
-def console(session: Session, machine: str, app: str | None) -> None:
+@machine_command
+def console(session: Session, found: Machine) -> None:
     """Open a shell inside a machine: bash where it has one, else sh."""
-    _exec(session, session.machine(machine, app), SHELL, feed=True, tty=True)
+    _exec(session, found, SHELL, feed=True, tty=True)
 
 
 SHELL = ("sh", "-c", "if command -v bash >/dev/null 2>&1; then exec bash; else exec sh; fi")
 
 
 def _exec(
-    session: Session,
-    found: Machine,
-    command: tuple[str, ...],
-    *,
-    feed: bool,
-    tty: bool,
-    timeout_s: int | None = None,
+    session: Session, found: Machine, command: tuple[str, ...], *, feed: bool, tty: bool, timeout_s: int | None = None
 ) -> None:
     from hawker.cli.talking import talk
     from hawker.client.client import ApiError
@@ -359,10 +339,9 @@ def _exec(
 @machine_argument
 @click.option("--memory", "memory_mb", type=click.IntRange(min=1), metavar="MIB", help="By default what it has.")
 @click.option("--cpus", type=click.IntRange(min=1), help="By default what it has.")
-@market_command
-def resize(session: Session, machine: str, app: str | None, memory_mb: int | None, cpus: int | None) -> None:
+@machine_command
+def resize(session: Session, found: Machine, memory_mb: int | None, cpus: int | None) -> None:
     """Give a machine another size while it runs. Refused where there is no room, or it uses more."""
-    found = session.machine(machine, app)
     if memory_mb is None and cpus is None:
         raise click.UsageError("give --memory, --cpus or both")
     wanted = memory_mb or found.config["guest"]["memory_mb"]
@@ -376,11 +355,10 @@ def resize(session: Session, machine: str, app: str | None, memory_mb: int | Non
 @click.option("-f", "--follow", is_flag=True, help="Continue with new lines until Ctrl-C, or until it is destroyed.")
 @click.option("--tail", type=click.IntRange(0, 10_000), default=100, show_default=True, metavar="LINES")
 @click.option("-t", "--timestamps", is_flag=True, help="Begin each line with its time and stream.")
-@market_command
-def logs(session: Session, machine: str, app: str | None, follow: bool, tail: int, timestamps: bool) -> None:
+@machine_command
+def logs(session: Session, found: Machine, follow: bool, tail: int, timestamps: bool) -> None:
     """Print what a machine's program wrote. With --json an object a line."""
-    found = session.machine(machine, app)
-    with session.stream(calls.FollowLogs(app_of(found), found.id, tail=tail, follow=follow)) as lines:
+    with session.client.stream(calls.FollowLogs(app_of(found), found.id, tail=tail, follow=follow)) as lines:
         for line in lines:
             if session.json:
                 output.line(line)

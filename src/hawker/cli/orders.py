@@ -6,17 +6,27 @@ What is right and wrong in it is the market's to say.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hawker.cli import calls, output
 from hawker.cli.attached import attend
-from hawker.cli.params import app_option, machine_argument, pairs, region_option
-from hawker.cli.services import add_services, http_ports, service_options, url_of
-from hawker.cli.session import LONGEST_STOP_S, Object, Session, app_of, as_object, failure_of, label, market_command
+from hawker.cli.params import app_option, machine_argument, pairs, region_option, together
+from hawker.cli.services import add_services, http_ports, only_given, service_options, url_of
+from hawker.cli.session import (
+    LONGEST_STOP_S,
+    Object,
+    Session,
+    app_of,
+    as_object,
+    failure_of,
+    label,
+    machine_command,
+    market_command,
+)
 from hawker.errors import DeadlineExceeded, HawkerError, Invalid
 
 if TYPE_CHECKING:
@@ -26,73 +36,56 @@ if TYPE_CHECKING:
 HOST_IMAGE = "host"
 IMAGE_S = 86400.0
 """Longer than any worker waits for an image: what has become of it then is for the worker to say."""
-F = TypeVar("F", bound=Callable[..., Any])
 
 
-def config_options(function: F) -> F:
-    """The options that make a configuration; `configure` reads them."""
-    for option in reversed(
-        (
-            click.option("--guest", metavar="SIZE", help="A named size, such as shared-cpu-1x or performance-2x."),
-            click.option("--cpus", type=int, metavar="COUNT", help="The number of cpus."),
-            click.option("--memory", type=int, metavar="MIB", help="MiB of memory; by default the least for its cpus."),
-            click.option(
-                "--cpu-kind",
-                type=click.Choice(["shared", "performance"]),
-                help="Whether its cpus are shared or its own.",
-            ),
-            click.option(
-                "-e", "--env", multiple=True, metavar="NAME=VALUE", help="An environment variable; repeatable."
-            ),
-            click.option("--metadata", multiple=True, metavar="KEY=VALUE", help="A note on the machine; repeatable."),
-            click.option(
-                "--restart", type=click.Choice(["no", "on-failure", "always"]), help="When to start it again."
-            ),
-            click.option("--max-retries", type=int, metavar="COUNT", help="How often it is restarted after failures."),
-            click.option(
-                "--runtime",
-                metavar="NAME",
-                help="What runs it: process, container or microvm. By default a container, or a process for host.",
-            ),
-            click.option(
-                "--file-local",
-                "files",
-                multiple=True,
-                metavar="LOCAL:PATH",
-                help="Put a file of this host at a path inside the machine. Repeatable.",
-            ),
-            click.option("--user", metavar="USER[:GROUP]", help="Run as this user of the image, by name or number."),
-            click.option("--rootfs-persist", is_flag=True, help="Keep what it writes to its root over stops."),
-            click.option("--tty", is_flag=True, help="Give the program a terminal."),
-            click.option(
-                "--config",
-                type=click.File("rb"),
-                metavar="FILE",
-                help="A configuration as JSON, - for standard input; the other options change it.",
-            ),
-        )
-    ):
-        function = option(function)
-    return service_options(function)
+config_options = together(
+    service_options,
+    click.option("--guest", metavar="SIZE", help="A named size, such as shared-cpu-1x or performance-2x."),
+    click.option("--cpus", type=int, metavar="COUNT", help="The number of cpus."),
+    click.option("--memory", type=int, metavar="MIB", help="MiB of memory; by default the least for its cpus."),
+    click.option(
+        "--cpu-kind", type=click.Choice(["shared", "performance"]), help="Whether its cpus are shared or its own."
+    ),
+    click.option("-e", "--env", multiple=True, metavar="NAME=VALUE", help="An environment variable; repeatable."),
+    click.option("--metadata", multiple=True, metavar="KEY=VALUE", help="A note on the machine; repeatable."),
+    click.option("--restart", type=click.Choice(["no", "on-failure", "always"]), help="When to start it again."),
+    click.option("--max-retries", type=int, metavar="COUNT", help="How often it is restarted after failures."),
+    click.option(
+        "--runtime",
+        metavar="NAME",
+        help="What runs it: process, container or microvm. By default a container, or a process for host.",
+    ),
+    click.option(
+        "--file-local",
+        "files",
+        multiple=True,
+        metavar="LOCAL:PATH",
+        help="Put a file of this host at a path inside the machine. Repeatable.",
+    ),
+    click.option("--user", metavar="USER[:GROUP]", help="Run as this user of the image, by name or number."),
+    click.option("--rootfs-persist", is_flag=True, help="Keep what it writes to its root over stops."),
+    click.option("--tty", is_flag=True, help="Give the program a terminal."),
+    click.option(
+        "--config",
+        type=click.File("rb"),
+        metavar="FILE",
+        help="A configuration as JSON, - for standard input; the other options change it.",
+    ),
+)
+"""The options that make a configuration; `configure` reads them."""
 
 
-def waiting_options(function: F) -> F:
-    """How long an image may take, and whether somebody waits."""
-    seconds = click.IntRange(1, 86400)
-    for option in reversed(
-        (
-            click.option(
-                "--timeout",
-                "image_timeout",
-                type=seconds,
-                metavar="SECONDS",
-                help="How long it may wait for its image; by default what its worker is configured for, or 300.",
-            ),
-            click.option("--detach", is_flag=True, help="Do not wait for it."),
-        )
-    ):
-        function = option(function)
-    return function
+waiting_options = together(
+    click.option(
+        "--timeout",
+        "image_timeout",
+        type=click.IntRange(1, 86400),
+        metavar="SECONDS",
+        help="How long it may wait for its image; by default what its worker is configured for, or 300.",
+    ),
+    click.option("--detach", is_flag=True, help="Do not wait for it."),
+)
+"""How long an image may take, and whether somebody waits."""
 
 
 def configure(base: Object, command: tuple[str, ...], given: dict[str, Any]) -> Object:
@@ -100,8 +93,7 @@ def configure(base: Object, command: tuple[str, ...], given: dict[str, Any]) -> 
     from hawker.model.guest import preset
 
     config = {**base, **_read(given["config"])} if given["config"] else dict(base)
-    size = {"cpus": given["cpus"], "memory_mb": given["memory"], "cpu_kind": given["cpu_kind"]}
-    size = {name: value for name, value in size.items() if value is not None}
+    size = only_given(cpus=given["cpus"], memory_mb=given["memory"], cpu_kind=given["cpu_kind"])
     if given["guest"]:
         named = preset(given["guest"])
         config["guest"] = {"cpu_kind": named.cpu_kind, "cpus": named.cpus, "memory_mb": named.memory_mb, **size}
@@ -113,9 +105,7 @@ def configure(base: Object, command: tuple[str, ...], given: dict[str, Any]) -> 
     for field in ("env", "metadata"):
         if given[field]:
             config[field] = {**(config.get(field) or {}), **pairs(f"--{field}", given[field])}
-    restart = {"policy": given["restart"], "max_retries": given["max_retries"]}
-    restart = {name: value for name, value in restart.items() if value is not None}
-    if restart:
+    if restart := only_given(policy=given["restart"], max_retries=given["max_retries"]):
         config["restart"] = {**(config.get("restart") or {}), **restart}
     if given["runtime"]:
         config["runtime"] = given["runtime"]
@@ -167,30 +157,20 @@ _ORDER_TEXT = """
 """
 
 
-def order_options(function: F) -> F:
-    """What `run` and `create` share."""
-    for option in reversed(
-        (
-            click.argument("image"),
-            click.argument("command", nargs=-1),
-            app_option("The app it belongs to.", required=True),
-            region_option("Where: a code, several with commas, or any, the default."),
-            click.option("--name", help="Its name; by default the market makes one up."),
-            config_options,
-            click.option(
-                "--rm",
-                "auto_destroy",
-                is_flag=True,
-                help="Show its output, and destroy it when its program has ended.",
-            ),
-            click.option("--key", metavar="KEY", help="The same key again gives the same machine."),
-            click.option(
-                "--replaces", metavar="ID", help="A machine whose worker does not answer: the new one takes its id."
-            ),
-        )
-    ):
-        function = option(function)
-    return function
+order_options = together(
+    click.argument("image"),
+    click.argument("command", nargs=-1),
+    app_option("The app it belongs to.", required=True),
+    region_option("Where: a code, several with commas, or any, the default."),
+    click.option("--name", help="Its name; by default the market makes one up."),
+    config_options,
+    click.option(
+        "--rm", "auto_destroy", is_flag=True, help="Show its output, and destroy it when its program has ended."
+    ),
+    click.option("--key", metavar="KEY", help="The same key again gives the same machine."),
+    click.option("--replaces", metavar="ID", help="A machine whose worker does not answer: the new one takes its id."),
+)
+"""What `run` and `create` share."""
 
 
 @click.command(help="Order a machine and wait until its program runs." + _ORDER_TEXT)
@@ -359,9 +339,7 @@ def update(
 
     Options add to what it has; --config replaces it all. Put -- before a new command.
     """
-    if not (
-        command or image or any(value is not None and value != () and value is not False for value in given.values())
-    ):
+    if not (command or image or any(value not in (None, ()) and value is not False for value in given.values())):
         raise click.UsageError(
             "nothing to change: give an option, or a command after --; hawker machine restart only restarts it"
         )
@@ -400,12 +378,11 @@ def update(
 @click.option("--to-app", metavar="APP", help="The app of the new machine; by default the same.")
 @click.option("--skip-launch", is_flag=True, help="Do not start it.")
 @waiting_options
-@market_command
+@machine_command
 def clone(
     session: Session,
     /,
-    machine: str,
-    app: str | None,
+    found: Machine,
     region: str | None,
     name: str | None,
     to_app: str | None,
@@ -414,7 +391,6 @@ def clone(
     detach: bool,
 ) -> None:
     """Order another machine with a machine's configuration."""
-    found = session.machine(machine, app)
     order = calls.CreateMachine(
         to_app or app_of(found),
         config=found.config,

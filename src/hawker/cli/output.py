@@ -113,6 +113,12 @@ def _plain(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
+def silent(workers: Sequence[str], lacking: str = "") -> None:
+    """A note on the workers that did not answer, and on what is `lacking` because of that. Nothing when all did."""
+    if workers:
+        note(f"these workers did not answer{lacking and ', ' + lacking}: {', '.join(workers)}")
+
+
 def ids(values: Iterable[str]) -> None:
     """One a line, for `$(...)` and `xargs`."""
     for value in values:

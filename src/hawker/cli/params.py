@@ -20,6 +20,52 @@ F = TypeVar("F", bound=Callable[..., Any])
 _COMPLETION_S = 1.0  # nobody waits longer for a completion
 
 
+def _complete(find: Callable[[Client, click.Context], list[tuple[str, str]]]) -> Callable[..., list[CompletionItem]]:
+    """Completes what a market knows that begins as typed. Without a market that answers at once, nothing: the middle of
+    a line is no place for an error."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        import os
+
+        from hawker.client.client import Client
+        from hawker.client.settings import find_settings
+
+        try:
+            settings = find_settings(os.environ, ctx.params.get("endpoint") or "", ctx.params.get("token") or "")
+            with Client(settings.endpoint, settings.token, timeout_s=_COMPLETION_S) as client:
+                found = find(client, ctx)
+        except HawkerError:
+            return []
+        return [CompletionItem(value, help=help) for value, help in found if value.startswith(incomplete)]
+
+    return complete
+
+
+def _find_machines(client: Client, ctx: click.Context) -> list[tuple[str, str]]:
+    app = ctx.params.get("app")
+    apps = [app] if app else [a.name for a in client.send(calls.ListApps()).apps if a.machine_count]
+    machines = [(name, m) for name in apps for m in client.send(calls.ListMachines(name))]
+    told = [(m.id, f"{m.name} of {name}, {m.state}") for name, m in machines]
+    return told + [(m.name, f"{m.id} of {name}, {m.state}") for name, m in machines]
+
+
+_machines = _complete(_find_machines)
+_apps = _complete(lambda client, ctx: [(a.name, "") for a in client.send(calls.ListApps()).apps])
+_regions = _complete(lambda client, ctx: [(r.code, r.name) for r in client.send(calls.ListRegions()).Regions])
+_workers = _complete(lambda client, ctx: [(w["name"], "") for w in client.send(calls.ListWorkers())])
+
+
+def together(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Arguments and options that several commands take, as one decorator. Help shows them in this order."""
+
+    def decorate(function: F) -> F:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
 def machine_argument(function: F) -> F:
     """MACHINE, and --app to tell apart machines of one name."""
     app = app_option("Look for the name in this app only.")
@@ -32,19 +78,13 @@ def app_option(help: str, *, required: bool = False) -> Callable[[F], F]:
     )
 
 
+app_argument = click.argument("app", shell_complete=_apps)
+worker_argument = click.argument("name", shell_complete=_workers)
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print names or ids alone, one a line.")
-
-
-def app_argument(function: F) -> F:
-    return click.argument("app", shell_complete=_apps)(function)
 
 
 def region_option(help: str) -> Callable[[F], F]:
     return click.option("--region", metavar="REGION", shell_complete=_regions, callback=_not_empty, help=help)
-
-
-def worker_argument(function: F) -> F:
-    return click.argument("name", shell_complete=_workers)(function)
 
 
 def worker_option(help: str) -> Callable[[F], F]:
@@ -88,50 +128,3 @@ def pairs(field: str, given: Sequence[str]) -> dict[str, str]:
             raise Invalid(field, text, "write KEY=VALUE")
         found[key] = value
     return found
-
-
-# --- completion ------------------------------------------------------------------------------------------------------
-
-
-def _apps(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return _complete(ctx, incomplete, lambda client: [(a.name, "") for a in client.send(calls.ListApps()).apps])
-
-
-def _regions(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return _complete(
-        ctx, incomplete, lambda client: [(r.code, r.name) for r in client.send(calls.ListRegions()).Regions]
-    )
-
-
-def _workers(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return _complete(ctx, incomplete, lambda client: [(w["name"], "") for w in client.send(calls.ListWorkers())])
-
-
-def _machines(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    def find(client: Client) -> list[tuple[str, str]]:
-        app = ctx.params.get("app")
-        apps = [app] if app else [a.name for a in client.send(calls.ListApps()).apps if a.machine_count]
-        machines = [(name, m) for name in apps for m in client.send(calls.ListMachines(name))]
-        told = [(m.id, f"{m.name} of {name}, {m.state}") for name, m in machines]
-        return told + [(m.name, f"{m.id} of {name}, {m.state}") for name, m in machines]
-
-    return _complete(ctx, incomplete, find)
-
-
-def _complete(
-    ctx: click.Context, incomplete: str, find: Callable[[Client], list[tuple[str, str]]]
-) -> list[CompletionItem]:
-    """What a market knows that begins as typed. Without a market that answers at once, nothing: the middle of a line is
-    no place for an error."""
-    import os
-
-    from hawker.client.client import Client
-    from hawker.client.settings import find_settings
-
-    try:
-        settings = find_settings(os.environ, ctx.params.get("endpoint") or "", ctx.params.get("token") or "")
-        with Client(settings.endpoint, settings.token, timeout_s=_COMPLETION_S) as client:
-            found = find(client)
-    except HawkerError:
-        return []
-    return [CompletionItem(value, help=help) for value, help in found if value.startswith(incomplete)]

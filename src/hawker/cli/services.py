@@ -5,18 +5,17 @@ What is right and wrong in them is the market's to say, but for the form of `--p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from hawker.cli.params import together
 from hawker.cli.session import Object
 from hawker.errors import HawkerError, Invalid, NotFound, Refused
 
 if TYPE_CHECKING:
     from hawker.model.api import App, Machine
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 HANDLERS = ("http", "tls", "pg_tls", "proxy_proto")  # those of `model/services.py`, not imported for help
 USUAL = {80: ["http"], 443: ["tls", "http"]}
@@ -25,68 +24,56 @@ PREFERRED = (443, 80)
 _WANT = "write 8080, 80:8080, 443:8080/tcp:tls:http or 53/udp"
 
 
-def service_options(function: F) -> F:
-    for option in reversed(
-        (
-            click.option(
-                "--port",
-                "ports",
-                multiple=True,
-                metavar="PORT[:INSIDE][/PROTOCOL[:HANDLER...]]",
-                help="A port that users connect to, and the one INSIDE where the program listens, by default the same. "
-                f"Handlers: {', '.join(HANDLERS)}; for 80 and 443 those of the web by themselves. Repeatable.",
-            ),
-            click.option(
-                "--autostart/--no-autostart",
-                default=None,
-                help="Whether a request starts it when it is stopped or suspended. It does by default.",
-            ),
-            click.option(
-                "--autostop",
-                type=click.Choice(["off", "stop", "suspend"]),
-                help="What the proxy does with it when it has served no request for a while. Default: off.",
-            ),
-            click.option(
-                "--min-running",
-                type=click.IntRange(min=0),
-                metavar="COUNT",
-                help="Machines that keep running in a region.",
-            ),
-            click.option(
-                "--concurrency",
-                type=click.Choice(["connections", "requests"]),
-                help="What the limits count. Default: connections.",
-            ),
-            click.option(
-                "--soft-limit",
-                type=click.IntRange(min=1),
-                metavar="COUNT",
-                help="Beyond this the proxy prefers other machines, or starts one. Default: 20.",
-            ),
-            click.option(
-                "--hard-limit",
-                type=click.IntRange(min=1),
-                metavar="COUNT",
-                help="The proxy sends it no more than this at once. Default: none.",
-            ),
-            click.option(
-                "--check",
-                "checks",
-                multiple=True,
-                metavar="PATH|tcp",
-                help="It gets requests only while GET PATH gives 2xx, or while its port takes connections. Repeatable.",
-            ),
-            click.option("--check-interval", metavar="DURATION", help="Time from one check to the next. Default: 15s."),
-            click.option("--check-timeout", metavar="DURATION", help="Time for one check. Default: 2s."),
-            click.option(
-                "--check-grace",
-                metavar="DURATION",
-                help="Time after a start in which failures do not count.",
-            ),
-        )
-    ):
-        function = option(function)
-    return function
+service_options = together(
+    click.option(
+        "--port",
+        "ports",
+        multiple=True,
+        metavar="PORT[:INSIDE][/PROTOCOL[:HANDLER...]]",
+        help="A port that users connect to, and the one INSIDE where the program listens, by default the same. "
+        f"Handlers: {', '.join(HANDLERS)}; for 80 and 443 those of the web by themselves. Repeatable.",
+    ),
+    click.option(
+        "--autostart/--no-autostart",
+        default=None,
+        help="Whether a request starts it when it is stopped or suspended. It does by default.",
+    ),
+    click.option(
+        "--autostop",
+        type=click.Choice(["off", "stop", "suspend"]),
+        help="What the proxy does with it when it has served no request for a while. Default: off.",
+    ),
+    click.option(
+        "--min-running", type=click.IntRange(min=0), metavar="COUNT", help="Machines that keep running in a region."
+    ),
+    click.option(
+        "--concurrency",
+        type=click.Choice(["connections", "requests"]),
+        help="What the limits count. Default: connections.",
+    ),
+    click.option(
+        "--soft-limit",
+        type=click.IntRange(min=1),
+        metavar="COUNT",
+        help="Beyond this the proxy prefers other machines, or starts one. Default: 20.",
+    ),
+    click.option(
+        "--hard-limit",
+        type=click.IntRange(min=1),
+        metavar="COUNT",
+        help="The proxy sends it no more than this at once. Default: none.",
+    ),
+    click.option(
+        "--check",
+        "checks",
+        multiple=True,
+        metavar="PATH|tcp",
+        help="It gets requests only while GET PATH gives 2xx, or while its port takes connections. Repeatable.",
+    ),
+    click.option("--check-interval", metavar="DURATION", help="Time from one check to the next. Default: 15s."),
+    click.option("--check-timeout", metavar="DURATION", help="Time for one check. Default: 2s."),
+    click.option("--check-grace", metavar="DURATION", help="Time after a start in which failures do not count."),
+)
 
 
 def add_services(config: Object, given: dict[str, Any]) -> None:
@@ -120,30 +107,25 @@ def add_services(config: Object, given: dict[str, Any]) -> None:
         config["services"] = changed
 
 
+def only_given(**options: Any) -> Object:
+    """The options that the command line has a value for."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def _about(given: dict[str, Any]) -> Object:
-    about = {
-        "autostart": given["autostart"],
-        "autostop": given["autostop"],
-        "min_machines_running": given["min_running"],
-    }
-    limits = {
-        "type": given["concurrency"],
-        "soft_limit": given["soft_limit"],
-        "hard_limit": given["hard_limit"],
-    }
-    limits = {name: value for name, value in limits.items() if value is not None}
-    return {name: value for name, value in about.items() if value is not None} | (
-        {"concurrency": limits} if limits else {}
+    limits = only_given(type=given["concurrency"], soft_limit=given["soft_limit"], hard_limit=given["hard_limit"])
+    return only_given(
+        autostart=given["autostart"],
+        autostop=given["autostop"],
+        min_machines_running=given["min_running"],
+        concurrency=limits or None,
     )
 
 
 def _checks(given: dict[str, Any]) -> list[Object]:
-    times = {
-        "interval": given["check_interval"],
-        "timeout": given["check_timeout"],
-        "grace_period": given["check_grace"],
-    }
-    times = {name: value for name, value in times.items() if value is not None}
+    times = only_given(
+        interval=given["check_interval"], timeout=given["check_timeout"], grace_period=given["check_grace"]
+    )
     if times and not given["checks"]:
         raise click.UsageError(
             "--check-interval, --check-timeout and --check-grace are of checks: give --check / or --check tcp, too"

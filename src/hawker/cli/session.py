@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic, sleep
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 import click
@@ -22,9 +21,9 @@ from hawker.cli.option_names import as_typed
 from hawker.errors import HawkerError, NotFound, Refused, Unreachable
 
 if TYPE_CHECKING:
-    from hawker.client.client import Client, Stream
+    from hawker.client.client import Client
     from hawker.model.api import Event, Machine
-    from hawker.model.op import Request, StreamRequest
+    from hawker.model.op import Request
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,9 +47,7 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if "client" in self.__dict__:
             self.client.close()
 
@@ -60,9 +57,6 @@ class Session:
 
     def send(self, request: Request[R]) -> R:
         return self.client.send(request)
-
-    def stream(self, request: StreamRequest[R]) -> Stream[R]:
-        return self.client.stream(request)
 
     def another_client(self) -> Client:
         """A client for another thread. The caller closes it."""
@@ -184,6 +178,17 @@ def market_command(function: Callable[Concatenate[Session, P], None]) -> Callabl
             except HawkerError as error:
                 as_typed(error, ctx)
                 raise
+
+    return run
+
+
+def machine_command(function: Callable[Concatenate[Session, Machine, P], None]) -> Callable[..., None]:
+    """A `market_command` with a `machine_argument`, called with the machine in place of that."""
+
+    @market_command
+    @functools.wraps(function)
+    def run(session: Session, /, machine: str, app: str | None, *args: P.args, **options: P.kwargs) -> None:
+        function(session, session.machine(machine, app), *args, **options)
 
     return run
 
