@@ -22,11 +22,11 @@ from hawker.broker.image_hints import ImageHints
 from hawker.broker.images import ImageRelay
 from hawker.broker.machine_names import machine_name
 from hawker.broker.orders import Orders, Wanted
-from hawker.broker.relay import Relay, answer, by, query_of, target_of
+from hawker.broker.relay import Relay, answer, ask_lists, query_of
 from hawker.broker.replacement import Replacement
 from hawker.catalog.read.api import CATALOG_CALLS, CatalogApi, check_sql, health, no_catalog
 from hawker.core.ranking import Policy
-from hawker.errors import Conflict, Invalid, NameTaken, NotBuilt, NotFound, Refused, Unreachable
+from hawker.errors import Conflict, Invalid, NameTaken, NotBuilt, Refused, Unreachable
 from hawker.host import Host
 from hawker.http.app import Serving, Tokens
 from hawker.http.call import Call
@@ -37,14 +37,13 @@ from hawker.model import api, views
 from hawker.model import fleet_calls as calls
 from hawker.model.agent_calls import ShowHealth
 from hawker.model.app_calls import CreateApp, DeleteApp, ListApps, ShowApp
-from hawker.model.call_bases import NONCE, OfApp
+from hawker.model.call_bases import OfApp
 from hawker.model.calls import ShowOpenApi
 from hawker.model.config import accept_config
 from hawker.model.guest import RESOURCES, Guest, Resources, check_guest
 from hawker.model.machine_calls import CreateMachine, ListMachines
 from hawker.model.market import Ask, DescribeWorker, LocateMachine, Offer, Order, Query, SetCordon, TellGone
 from hawker.model.regions import expand, place
-from hawker.model.request_codec import Encoded
 from hawker.model.unbuilt_calls import UNBUILT_CALLS, empty
 from hawker.model.values import HOST_IMAGE, check_app_name, check_label, is_machine_id
 from hawker.telemetry import Metrics
@@ -97,8 +96,8 @@ class Broker:
             unread(calls.ListRegions, self.regions),
             on(calls.FindRoom, self.placements),
             unread(calls.ListWorkers, self.workers),
-            on(calls.CordonWorker, self.cordon),
-            on(calls.UncordonWorker, self.uncordon),
+            on(calls.CordonWorker, partial(self._set_cordoned, True)),
+            on(calls.UncordonWorker, partial(self._set_cordoned, False)),
             on(calls.ForgetWorker, self.forget),
             unread(calls.ListRuns, self.runs),
             on(calls.RunSql, self.sql),
@@ -188,8 +187,7 @@ class Broker:
     async def _lists(self, call: Call) -> tuple[list[msgspec.Raw], list[str]]:
         """What every worker lists under this path, and who did not answer. Raises what a worker that answered
         refused."""
-        sent = Encoded("GET", target_of(call), {}, b"")
-        answers, errors = await gather_named({name: link.ask_lists(sent) for name, link in self._fleet.links.items()})
+        answers, errors = await ask_lists(call, self._fleet.links.values())
         silent = unreachable(errors)
         for worker, error in errors.items():
             if worker not in silent:
@@ -246,12 +244,7 @@ class Broker:
         """The article's paths: a machine by its id alone. Asked of its worker under the full path."""
         link = await self._relay.locate(machine)
         where = await link.send(LocateMachine(machine_id=machine))
-        headers = by(call)
-        if call.nonce:
-            headers[NONCE] = call.nonce
-        target = f"/v1/apps/{where.app}/machines/{machine}{query_of(call)}"
-        answer = await link.peer.request(call.request.method, target, headers=headers, timeout_s=60.0)
-        return Response(answer.body, answer.status, media_type="application/json")
+        return await self._relay.send(link, call, f"/v1/apps/{where.app}/machines/{machine}{query_of(call)}")
 
     # --- the platform ------------------------------------------------------------------------------------------------
 
@@ -309,20 +302,17 @@ class Broker:
             for name, link in links.items()
         ]
 
-    async def cordon(self, call: Call, request: calls.CordonWorker) -> Any:
-        return await self._set_cordoned(request.name, True)
-
-    async def uncordon(self, call: Call, request: calls.UncordonWorker) -> Any:
-        return await self._set_cordoned(request.name, False)
+    async def _set_cordoned(
+        self, cordoned: bool, call: Call, request: calls.CordonWorker | calls.UncordonWorker
+    ) -> api.Ok:
+        await self._fleet.link(request.name).send(SetCordon(cordoned=cordoned))
+        return api.Ok()
 
     async def forget(self, call: Call, request: calls.ForgetWorker) -> Any:
         """Any worker that answers and has room tells the catalog. One that answers itself is not gone; another may have
         its address by now."""
         name = request.name
-        links = dict(self._fleet.links)
-        gone = links.pop(name, None)
-        if gone is None:
-            raise NotFound(f"no worker is called {name}", hint="hawker workers lists them")
+        gone = self._fleet.link(name)
         try:
             answering = (await gone.send(DescribeWorker(), FORGET_S)).name
         except Unreachable:
@@ -330,7 +320,7 @@ class Broker:
         if answering == name:
             raise Conflict(f"worker {name} answers: it is not gone", hint=f"hawker workers cordon {name}")
         refusal: PeerError | None = None
-        for link in links.values():
+        for link in [link for other, link in self._fleet.links.items() if other != name]:
             try:
                 await link.ask(TellGone(name=name), FORGET_S)
             except PeerError as error:  # it has no room, or has not heard of that worker
@@ -340,13 +330,6 @@ class Broker:
             else:
                 return api.Ok()
         raise refusal or Unreachable("no other worker answers that could tell the catalog", hint="hawker workers")
-
-    async def _set_cordoned(self, name: str, cordoned: bool) -> api.Ok:
-        link = self._fleet.links.get(name)
-        if link is None:
-            raise NotFound(f"no worker is called {name}", hint="hawker workers lists them")
-        await link.send(SetCordon(cordoned=cordoned))
-        return api.Ok()
 
     async def runs(self, call: Call) -> Any:
         entries, silent = await self._lists(call)
@@ -358,10 +341,7 @@ class Broker:
         check_sql(body)
         if not body.worker and body.on != "workers":
             return await (self._reading.sql(call, body) if self._reading else no_catalog(call))
-        links = self._fleet.links
-        if body.worker and body.worker not in links:
-            raise NotFound(f"no worker is called {body.worker}", hint="hawker workers lists them")
-        asked = [links[body.worker]] if body.worker else list(links.values())
+        asked = [self._fleet.link(body.worker)] if body.worker else list(self._fleet.links.values())
         answers, errors = await ask_each(asked, Query(query=body.query))
         for error in errors.values():
             if not unreachable({"": error}):

@@ -242,6 +242,13 @@ class Fleet:
             self._closing[task] = None
             task.add_done_callback(lambda done: self._closing.pop(done, None))
 
+    def link(self, name: str) -> WorkerLink:
+        """The worker of a name that a client gave. Raises `NotFound`."""
+        link = self.links.get(name)
+        if link is None:
+            raise NotFound(f"no worker is called {name}", hint="hawker workers lists them")
+        return link
+
     def settled(self, now_ms: int) -> list[str]:
         """The workers that may decide what brokers must agree on."""
         since_ms = {name: at.since_ms if (at := self._addresses.get(name)) else 0 for name in self.links}

@@ -14,11 +14,10 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
-from starlette.responses import Response
 
-from hawker.broker.fleet import Fleet, PeerError, WorkerLink, ask_each, check_meant, gather_named, unreachable
+from hawker.broker.fleet import Fleet, PeerError, WorkerLink, ask_each, check_meant, unreachable
 from hawker.broker.offers import book
-from hawker.broker.relay import Relay, answer, by, query_of
+from hawker.broker.relay import Relay, answer, ask_lists, by
 from hawker.client.connection import Response as PeerResponse
 from hawker.core.ranking import Policy
 from hawker.errors import Conflict, HawkerError, Invalid, NotFound, PreconditionFailed, Unreachable
@@ -49,16 +48,17 @@ class ImageRelay:
         self._host = host
         self._policy = policy
 
-    async def list_images(self, call: Call, request: image_api.ListImages) -> Any:
-        return await self._gathered(call, self._asked(request))
+    async def list_images(self, call: Call, request: image_api.ListImages | image_api.ShowImage) -> Any:
+        """The workers' lists as one."""
+        answers, errors = await self._ask(call, request)
+        return answer([entry for entries in answers.values() for entry in entries], unreachable(errors))
 
-    async def show(self, call: Call, request: image_api.ShowImage) -> Any:
-        return await self._gathered(call, self._asked(request))
+    show = list_images
 
     async def remove(self, call: Call, request: image_api.RemoveImage) -> Any:
         """Remove an image where no machine needs it. The refusal is raised when every worker that has it needs it; else
         the answer says what became of it on each."""
-        answers, errors = await self._ask(call, self._asked(request))
+        answers, errors = await self._ask(call, request, "DELETE")
         kept = {name: error for name, error in errors.items() if error.status == Conflict.status}
         if not any(answers.values()):
             for error in kept.values():
@@ -104,28 +104,22 @@ class ImageRelay:
         link = links[0] if request.worker is not None else await self._chosen(links, "")
         return await self._relay.send(link, call)
 
-    async def upload(self, call: Call, request: image_api.Upload) -> Any:
-        return await self._relay.send(self._link(request.worker), call)
+    async def upload(self, call: Call, request: image_api.Upload | image_api.DropUpload) -> Any:
+        return await self._relay.send(self._fleet.link(request.worker), call)
 
-    async def drop_upload(self, call: Call, request: image_api.DropUpload) -> Any:
-        return await self._relay.send(self._link(request.worker), call)
+    drop_upload = upload
 
     async def import_image(self, call: Call, request: image_api.ImportImage) -> Any:
         if not request.worker:
             raise Invalid("worker", request.worker, "name the worker that the upload is at")
-        return await self._events(call, [self._link(request.worker)], request)
+        return await self._events(call, [self._fleet.link(request.worker)], request)
 
     # --- which workers -----------------------------------------------------------------------------------------------
-
-    def _asked(
-        self, request: image_api.ListImages | image_api.ShowImage | image_api.RemoveImage
-    ) -> Sequence[WorkerLink]:
-        return self._scope(request.worker, request.region)
 
     def _scope(self, worker: str | None, region: str | None) -> Sequence[WorkerLink]:
         """Raises `NotFound`."""
         if worker is not None:
-            return [self._link(worker)]
+            return [self._fleet.link(worker)]
         links = [link for name in self._fleet.regions() for link in self._fleet.in_region(name)]
         if region is not None:
             links = [link for link in links if link.region == region]
@@ -134,12 +128,6 @@ class ImageRelay:
         if not links:
             raise NotFound("there are no workers", hint="hawker workers")
         return links
-
-    def _link(self, worker: str) -> WorkerLink:
-        link = self._fleet.links.get(worker)
-        if link is None:
-            raise NotFound(f"no worker is called {worker}", hint="hawker workers lists them")
-        return link
 
     async def _named(self, links: Sequence[WorkerLink], image: str) -> dict[str, image_api.Named]:
         """What a name means on each worker that keeps images and answers."""
@@ -179,18 +167,15 @@ class ImageRelay:
 
     # --- their answers -----------------------------------------------------------------------------------------------
 
-    async def _gathered(self, call: Call, links: Sequence[WorkerLink]) -> Response:
-        """The workers' lists as one."""
-        answers, errors = await self._ask(call, links)
-        return answer([entry for entries in answers.values() for entry in entries], unreachable(errors))
-
     async def _ask(
-        self, call: Call, links: Sequence[WorkerLink]
+        self,
+        call: Call,
+        request: image_api.ListImages | image_api.ShowImage | image_api.RemoveImage,
+        method: str = "GET",
     ) -> tuple[dict[str, list[msgspec.Raw]], dict[str, HawkerError]]:
         """Make the call at each worker. When none can answer, the error is raised; a worker without images is left out
         unless it is the only one."""
-        sent = Encoded(call.request.method, call.request.scope["path"] + query_of(call), {}, b"")
-        answers, errors = await gather_named({link.name: link.ask_lists(sent) for link in links})
+        answers, errors = await ask_lists(call, self._scope(request.worker, request.region), method)
         if not answers:
             for error in sorted(errors.values(), key=lambda error: error.status == PreconditionFailed.status):
                 raise error

@@ -7,17 +7,18 @@ wrong costs one more round. Logs that are followed are passed on line by line.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
 from starlette.responses import Response, StreamingResponse
 
 from hawker.broker.directory import Directory
-from hawker.broker.fleet import Fleet, WorkerLink, check_meant, not_found
-from hawker.errors import NotFound, Unreachable
+from hawker.broker.fleet import Fleet, WorkerLink, check_meant, gather_named, not_found
+from hawker.errors import HawkerError, NotFound, Unreachable
 from hawker.http.app import OWNER, REQUEST_ID, reply
 from hawker.http.call import Call
 from hawker.http.handlers import Route, unread
@@ -27,6 +28,7 @@ from hawker.model.fleet_calls import CancelRun, RetryRun, ShowRun
 from hawker.model.market import CALL_S as MARKET_CALL_S
 from hawker.model.market import LocateMachine
 from hawker.model.op import Declared, StreamRequest
+from hawker.model.request_codec import Encoded
 from hawker.model.values import is_machine_id
 
 REMEMBERED = 100_000
@@ -112,10 +114,14 @@ class Relay:
             return await self._follow(link, call)
         return await self.send(link, call, timeout_s=max(CALL_S, kind.op.deadline_s))
 
-    async def send(self, link: WorkerLink, call: Call, *, timeout_s: float = CALL_S) -> Response:
-        """Pass a call to one worker and its answer back."""
+    async def send(self, link: WorkerLink, call: Call, target: str = "", *, timeout_s: float = CALL_S) -> Response:
+        """Pass a call to one worker and its answer back. `target` stands for the call's own."""
         answer = await link.peer.request(
-            call.request.method, target_of(call), body=call.body, headers=_headers(call), timeout_s=timeout_s
+            call.request.method,
+            target or target_of(call),
+            body=call.body,
+            headers=_headers(call),
+            timeout_s=timeout_s,
         )
         check_meant(link.name, answer.status)
         media = answer.headers.get("content-type")
@@ -171,6 +177,14 @@ def _headers(call: Call) -> dict[str, str]:
 def by(call: Call) -> dict[str, str]:
     """The headers that tell a worker whose call this is, and its id."""
     return {REQUEST_ID: call.id, OWNER: call.owner}
+
+
+async def ask_lists(
+    call: Call, links: Iterable[WorkerLink], method: str = "GET"
+) -> tuple[dict[str, list[msgspec.Raw]], dict[str, HawkerError]]:
+    """Make the call at each worker. Returns lists, whose entries are passed on unread, and errors, by name."""
+    sent = Encoded(method, target_of(call), {}, b"")
+    return await gather_named({link.name: link.ask_lists(sent) for link in links})
 
 
 def answer(value: Any, silent: Sequence[str]) -> Response:
