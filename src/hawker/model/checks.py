@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import msgspec
 
 from hawker.errors import Invalid
-from hawker.model.json_fields import check_flag, check_port, objects
+from hawker.model.json_fields import check_choice, check_flag, check_port, objects
 from hawker.model.services import Service
 from hawker.model.values import format_duration, parse_duration_s
 
@@ -126,24 +126,20 @@ def _named(value: Any, at: str) -> list[Check]:
             raise Invalid(at, name, remedy)
         if not isinstance(given, dict):
             raise Invalid(f"{at}.{name}", given, 'give an object such as {"type": "tcp", "port": 8080}')
-        kind = given.get("kind") or "informational"
-        if kind not in ("informational", "readiness"):
-            raise Invalid(f"{at}.{name}.kind", kind, "use informational or readiness")
-        check = _check(given, f"{at}.{name}", kind=cast(Kind, kind), service="", port=None)
+        kind = check_choice(f"{at}.{name}.kind", given.get("kind") or "informational", "informational", "readiness")
+        check = _check(given, f"{at}.{name}", kind=kind, service="", port=None)
         found.append(msgspec.structs.replace(check, name=name))
     return found
 
 
 def _check(raw: dict[str, Any], at: str, *, kind: Kind, service: str, port: int | None) -> Check:
     """A check without its name. `port` is the default."""
-    found = raw.get("type")
-    if found not in ("http", "tcp"):
-        raise Invalid(f"{at}.type", found, "use http or tcp")
+    found = check_choice(f"{at}.type", raw.get("type"), "http", "tcp")
     http = _http(raw, at) if found == "http" else {}
     return Check(
         name="",
         kind=kind,
-        type=cast(Literal["http", "tcp"], found),
+        type=found,
         port=check_port(f"{at}.port", raw.get("port") or port),
         service=service,
         interval_s=_duration(raw, "interval", INTERVAL_S, at),
@@ -161,9 +157,7 @@ def _http(raw: dict[str, Any], at: str) -> dict[str, Any]:
     if not isinstance(path, str) or not _PATH.fullmatch(path) or len(path) > PATH_MOST:
         remedy = f"begin it with /, without spaces or letters beyond ASCII, at most {PATH_MOST} characters"
         raise Invalid(f"{at}.path", path, remedy)
-    protocol = raw.get("protocol") or "http"
-    if protocol not in ("http", "https"):
-        raise Invalid(f"{at}.protocol", protocol, "use http or https")
+    protocol = check_choice(f"{at}.protocol", raw.get("protocol") or "http", "http", "https")
     name = raw.get("tls_server_name") or ""
     if name and not (isinstance(name, str) and _HOST.fullmatch(name)):
         raise Invalid(f"{at}.tls_server_name", name, "give the name that the certificate is for")

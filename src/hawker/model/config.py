@@ -12,7 +12,7 @@ import re
 import shlex
 import signal as signals
 from functools import lru_cache
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import msgspec
 
@@ -30,7 +30,7 @@ from hawker.model.inside import (
     check_rootfs,
     check_volumes,
 )
-from hawker.model.json_fields import check_flag, check_int, check_object, string_map
+from hawker.model.json_fields import check_choice, check_flag, check_int, check_object, string_map
 from hawker.model.services import Service, check_services
 from hawker.model.values import (
     check_image,
@@ -362,16 +362,15 @@ def _words(field: str, line: str) -> list[str]:
 
 def _restart(raw: Any, at: str) -> Restart:
     raw = check_object(at, raw, '{"policy": "on-failure", "max_retries": 10}')
-    policy = raw.get("policy") or "on-failure"
-    if policy == "spot-price":
-        raise NotBuilt(f"{at}.policy", policy, "spot prices are not built yet; use no, on-failure or always")
-    if policy not in ("no", "on-failure", "always"):
-        raise Invalid(f"{at}.policy", policy, "use no, on-failure or always")
+    given = raw.get("policy") or "on-failure"
+    if given == "spot-price":
+        raise NotBuilt(f"{at}.policy", given, "spot prices are not built yet; use no, on-failure or always")
+    policy: RestartPolicy = check_choice(f"{at}.policy", given, "no", "on-failure", "always")
     retries = raw.get("max_retries")
     if retries is None or (retries == 0 and policy != "on-failure"):
         retries = Restart().max_retries
     check_int(f"{at}.max_retries", retries, 0, 1_000_000, "give a count from 0 to 1000000")
-    return Restart(policy=cast(RestartPolicy, policy), max_retries=retries)
+    return Restart(policy=policy, max_retries=retries)
 
 
 def _stop(raw: Any, at: str) -> Stop:

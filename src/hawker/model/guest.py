@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from hawker.errors import Invalid, NotBuilt
-from hawker.model.json_fields import check_int
+from hawker.model.json_fields import any_of, check_int
 
 RESOURCES = ("cpus_shared", "cpus_dedicated", "memory_mib", "disk_mib", "machines")
 
@@ -121,14 +121,10 @@ def check_guest(raw: Any, at: str = "config.guest") -> Guest:
     cpus = raw.get("cpus")
     cpus = 1 if cpus is None else cpus
     if cpus not in allowed or type(cpus) is not int:  # True and 2.0 are equal to numbers in the list
-        raise Invalid(f"{at}.cpus", cpus, f"{kind} machines have {_or(allowed)} cpus")
+        raise Invalid(f"{at}.cpus", cpus, f"{kind} machines have {any_of(allowed)} cpus")
     memory = raw.get("memory_mb")
     memory = cpus * low if memory is None else memory
     remedy = f"{cpus} {kind} cpus take {cpus * low} to {cpus * high} MiB in steps of {step}"
     if check_int(f"{at}.memory_mb", memory, cpus * low, cpus * high, remedy) % step:
         raise Invalid(f"{at}.memory_mb", memory, remedy)
     return Guest(cpu_kind="shared" if shared else "performance", cpus=cpus, memory_mb=memory)
-
-
-def _or(numbers: tuple[int, ...]) -> str:
-    return ", ".join(map(str, numbers[:-1])) + f" or {numbers[-1]}"

@@ -3,7 +3,7 @@ is ours: the public API knows images by their names alone."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
@@ -98,6 +98,21 @@ class ImageFailed(Body, frozen=True):
 _IMAGES = "/v1/hawker/images"
 _UPLOAD = f"{_IMAGES}/uploads/{{upload}}"
 
+
+def _progress(name: str, example: dict[str, Any], *, refuses: tuple[int, ...] = (404, 412, 429, 500)) -> Op:
+    """A call whose answer is its progress."""
+    return Op(
+        f"Images_{name}",
+        "POST",
+        f"{_IMAGES}/{name}",
+        media=EVENTS,
+        quiet_s=EVENTS_QUIET_S,
+        refuses=refuses,
+        extension=True,
+        example=example,
+    )
+
+
 ImageName = Annotated[str, Meta(min_length=1, description="a reference or a digest")]
 Worker = Annotated[str | None, Meta(description="only this worker")]
 Region = Annotated[str | None, Meta(description="only this region")]
@@ -136,16 +151,7 @@ class PullImage(StreamRequest[ImageEvent]):
     `worker` and `region` narrow it down. One worker asks when none has the image.
     """
 
-    op = Op(
-        "Images_pull",
-        "POST",
-        f"{_IMAGES}/pull",
-        media=EVENTS,
-        quiet_s=EVENTS_QUIET_S,
-        refuses=(404, 412, 429, 500),
-        extension=True,
-        example={"image": "docker.io/library/nginx:1.29"},
-    )
+    op = _progress("pull", {"image": "docker.io/library/nginx:1.29"})
     image: Name
     worker: str | None = None
     region: str | None = None
@@ -157,16 +163,7 @@ class PrefetchImage(StreamRequest[ImageEvent]):
     It comes to every worker that lacks it, or to `count` of each region. What a worker has already stays what it is.
     """
 
-    op = Op(
-        "Images_prefetch",
-        "POST",
-        f"{_IMAGES}/prefetch",
-        media=EVENTS,
-        quiet_s=EVENTS_QUIET_S,
-        refuses=(404, 412, 429, 500),
-        extension=True,
-        example={"image": "docker.io/library/nginx:1.29", "region": "mad", "count": 2},
-    )
+    op = _progress("prefetch", {"image": "docker.io/library/nginx:1.29", "region": "mad", "count": 2})
     image: Name
     worker: str | None = None
     region: str | None = None
@@ -180,16 +177,7 @@ class PushImage(StreamRequest[ImageEvent]):
     its configured ones are used.
     """
 
-    op = Op(
-        "Images_push",
-        "POST",
-        f"{_IMAGES}/push",
-        media=EVENTS,
-        quiet_s=EVENTS_QUIET_S,
-        refuses=(404, 412, 429, 500),
-        extension=True,
-        example={"image": "shop:1", "to": "registry.example/shop:1"},
-    )
+    op = _progress("push", {"image": "shop:1", "to": "registry.example/shop:1"})
     image: Name
     to: Name | None = None
     worker: str | None = None
@@ -253,15 +241,10 @@ class ImportImage(StreamRequest[ImageEvent]):
     become one layer with `config`. The upload is gone then, also after an error.
     """
 
-    op = Op(
-        "Images_import",
-        "POST",
-        f"{_IMAGES}/import",
-        media=EVENTS,
-        quiet_s=EVENTS_QUIET_S,
+    op = _progress(
+        "import",
+        {"upload": "01K0EXAMPLE", "image": "shop:1", "kind": "archive"},
         refuses=(404, 409, 412, 422, 429, 500),
-        extension=True,
-        example={"upload": "01K0EXAMPLE", "image": "shop:1", "kind": "archive"},
     )
     upload: Annotated[str, Meta(min_length=1, max_length=64)]
     image: Name

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from hawker.errors import Invalid, NotBuilt
-from hawker.model.json_fields import check_flag, check_int, check_strings, objects
+from hawker.model.json_fields import check_choice, check_flag, check_int, check_object, check_strings, objects
 
 ROOT_GB_MAX = 500
 TMPFS_MIB_MAX = 65536
@@ -101,8 +101,7 @@ def check_volumes(value: Any, at: str) -> tuple[Tmpfs, ...]:
         storage = temp.get("storage_type")
         if storage == "disk":
             raise NotBuilt(f"{here}.temp_dir.storage_type", storage, "use memory, or write to the machine's own root")
-        if storage != "memory":
-            raise Invalid(f"{here}.temp_dir.storage_type", storage, "use memory")
+        check_choice(f"{here}.temp_dir.storage_type", storage, "memory")
         remedy = f"give MiB, from 1 to {TMPFS_MIB_MAX}"
         size = check_int(f"{here}.temp_dir.size_mb", temp.get("size_mb"), 1, TMPFS_MIB_MAX, remedy)
         path = check_path(f"{here}.path", raw.get("path"))
@@ -116,8 +115,7 @@ def check_rootfs(value: Any, persist_of_guest: Any, at: str) -> Rootfs:
     """`rootfs`, and `guest.persist_rootfs`, which says the same in another place."""
     if not value:
         return Rootfs(persist=_persist(persist_of_guest, f"{at}.guest.persist_rootfs"))
-    if not isinstance(value, dict):
-        raise Invalid(f"{at}.rootfs", value, 'give an object such as {"persist": "always", "size_gb": 4}')
+    value = check_object(f"{at}.rootfs", value, '{"persist": "always", "size_gb": 4}')
     size = value.get("size_gb")
     remedy = f"give GiB, from 1 to {ROOT_GB_MAX}"
     size = check_int(f"{at}.rootfs.size_gb", 0 if size is None else size, 0, ROOT_GB_MAX, remedy)
@@ -128,9 +126,7 @@ def check_rootfs(value: Any, persist_of_guest: Any, at: str) -> Rootfs:
 def _persist(value: Any, field: str) -> bool:
     if value == "restart":
         raise NotBuilt(field, value, "a root that only an update renews is not built yet; use always or never")
-    if value not in (None, "", "never", "always"):
-        raise Invalid(field, value, "use always or never")
-    return bool(value == "always")
+    return value not in (None, "") and bool(check_choice(field, value, "always", "never") == "always")
 
 
 def check_dns(value: Any, at: str) -> NameService:

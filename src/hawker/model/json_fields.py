@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hawker.errors import Invalid
@@ -38,6 +39,18 @@ def check_int(field: str, value: Any, least: int, most: int, remedy: str) -> int
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise Invalid(field, value, remedy)
     return value
+
+
+def check_choice(field: str, value: Any, *choices: str) -> Any:
+    """One of a few words."""
+    if value not in choices:
+        raise Invalid(field, value, f"use {any_of(choices)}")
+    return value
+
+
+def any_of(choices: Sequence[object]) -> str:
+    *others, last = map(str, choices)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def check_port(field: str, value: Any) -> int:

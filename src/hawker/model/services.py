@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from hawker.errors import Invalid
-from hawker.model.json_fields import check_flag, check_int, check_object, check_port, objects
+from hawker.model.json_fields import check_choice, check_flag, check_int, check_object, check_port, objects
 
 Protocol = Literal["tcp", "udp"]
 Autostop = Literal["off", "stop", "suspend"]
@@ -35,7 +35,6 @@ LEAST_AGGRESSIVE: tuple[Autostop, ...] = ("off", "suspend", "stop")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
 _PREFIX = re.compile(r"[A-Za-z0-9.-]*/")
 _BAD_IN_VALUE = re.compile(r"[\0\r\n]")
-_AUTOSTOP: dict[Any, Autostop] = {None: "off", "": "off", "off": "off", "stop": "stop", "suspend": "suspend"}
 _ALPN_KNOWN = ("h2", "http/1.1", "http/1.0")
 _OF_PROXIES = frozenset(
     {"connection", "content-length", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
@@ -185,9 +184,7 @@ _CONCURRENCY = msgspec.json.Decoder(Concurrency)
 
 
 def _service(raw: dict[str, Any], at: str) -> Service:
-    protocol: Any = raw.get("protocol") or "tcp"
-    if protocol not in ("tcp", "udp"):
-        raise Invalid(f"{at}.protocol", protocol, "use tcp or udp")
+    protocol = check_choice(f"{at}.protocol", raw.get("protocol") or "tcp", "tcp", "udp")
     ports = tuple(
         _public_port(entry, f"{at}.ports[{n}]") for n, entry in enumerate(objects(f"{at}.ports", raw.get("ports")))
     )
@@ -206,16 +203,13 @@ def _autostop(value: Any, at: str) -> Autostop:
     """Older clients send true and false."""
     if isinstance(value, bool):
         return "stop" if value else "off"
-    if value is not None and (not isinstance(value, str) or value not in _AUTOSTOP):
-        raise Invalid(at, value, "use off, stop or suspend")
-    return _AUTOSTOP[value]
+    autostop: Autostop = "off" if value in (None, "") else check_choice(at, value, "off", "stop", "suspend")
+    return autostop
 
 
 def _concurrency(value: Any, at: str) -> Concurrency:
     raw = check_object(at, value, '{"type": "requests", "soft_limit": 20, "hard_limit": 25}')
-    kind: Any = raw.get("type") or "connections"
-    if kind not in ("connections", "requests"):
-        raise Invalid(f"{at}.type", kind, "use connections or requests")
+    kind = check_choice(f"{at}.type", raw.get("type") or "connections", "connections", "requests")
     soft, hard = (_count(f"{at}.{field}", raw.get(field)) for field in ("soft_limit", "hard_limit"))
     if hard and soft > hard:
         raise Invalid(f"{at}.soft_limit", soft, f"at most the hard limit, {hard}")
@@ -246,8 +240,6 @@ def _public_port(raw: dict[str, Any], at: str) -> PublicPort:
 
 
 def _tls(value: Any, at: str) -> Tls:
-    if value is None:
-        return Tls()
     raw = check_object(at, value, '{"alpn": ["h2", "http/1.1"]}')
     return Tls(
         alpn=_words(raw.get("alpn"), f"{at}.alpn", _ALPN_KNOWN) or ALPN,
@@ -257,8 +249,6 @@ def _tls(value: Any, at: str) -> Tls:
 
 
 def _http(value: Any, at: str) -> Http:
-    if value is None:
-        return Http()
     raw = check_object(at, value, '{"compress": true}')
     response = check_object(f"{at}.response", raw.get("response"), '{"pristine": true}')
     given, removed = _headers(response.get("headers"), f"{at}.response.headers")
@@ -301,11 +291,10 @@ def _latin(text: str) -> bool:
 
 
 def _replay_cache(raw: dict[str, Any], at: str) -> ReplayCache:
-    prefix, kind, name = raw.get("path_prefix"), raw.get("type"), raw.get("name")
+    prefix, name = raw.get("path_prefix"), raw.get("name")
     if not isinstance(prefix, str) or not _PREFIX.match(prefix):
         raise Invalid(f"{at}.path_prefix", prefix, "give the start of a path, such as / or example.com/api")
-    if kind != "cookie" and kind != "header":
-        raise Invalid(f"{at}.type", kind, "use cookie or header")
+    kind = check_choice(f"{at}.type", raw.get("type"), "cookie", "header")
     if not isinstance(name, str) or not _TOKEN.fullmatch(name):
         raise Invalid(f"{at}.name", name, f"give the name of a {kind}")
     ttl = _count(f"{at}.ttl_seconds", raw.get("ttl_seconds"), SECONDS_MOST)
@@ -321,9 +310,8 @@ def _replay_cache(raw: dict[str, Any], at: str) -> ReplayCache:
 def _proxy_protocol(value: Any, at: str, handlers: tuple[str, ...]) -> ProxyProtocol:
     """The version that the handler `proxy_proto` writes, version 1 if the options name none; "" without that
     handler."""
-    version: Any = check_object(at, value, '{"version": "v2"}').get("version") or "v1"
-    if version not in ("v1", "v2"):
-        raise Invalid(f"{at}.version", version, "use v1 or v2")
+    given = check_object(at, value, '{"version": "v2"}').get("version")
+    version: ProxyProtocol = check_choice(f"{at}.version", given or "v1", "v1", "v2")
     return version if "proxy_proto" in handlers else ""
 
 
