@@ -31,7 +31,6 @@ from hawker.host import Host
 from hawker.http.app import Serving, Tokens
 from hawker.http.call import Call
 from hawker.http.handlers import Route, on, unread
-from hawker.http.image_calls import image_routes
 from hawker.http.openapi import document
 from hawker.model import api, views
 from hawker.model import fleet_calls as calls
@@ -102,7 +101,7 @@ class Broker:
             unread(calls.ListRuns, self.runs),
             on(calls.RunSql, self.sql),
             *(route for route in catalog if route.kind is not calls.RunSql),
-            *image_routes(self._images),
+            *self._images.routes(),
             *self._relay.routes(),
             *(on(kind, partial(self._empty, empty(kind))) for kind in UNBUILT_CALLS),
             unread(ShowHealth, self.health),

@@ -24,6 +24,7 @@ from hawker.errors import Conflict, HawkerError, Invalid, NotFound, Precondition
 from hawker.host import Host
 from hawker.http.call import Call
 from hawker.http.events import EventStream, event
+from hawker.http.handlers import Route, on
 from hawker.model import image_api
 from hawker.model.guest import Guest
 from hawker.model.market import Ask, Offer
@@ -40,7 +41,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ImageRelay:
-    """See `ImageCalls`."""
+    """Answers the calls of `hawker.model.image_api`."""
 
     def __init__(self, fleet: Fleet, relay: Relay, host: Host, policy: Policy) -> None:
         self._fleet = fleet
@@ -48,12 +49,24 @@ class ImageRelay:
         self._host = host
         self._policy = policy
 
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            on(image_api.ListImages, self.list_images),
+            on(image_api.ShowImage, self.list_images),
+            on(image_api.RemoveImage, self.remove),
+            on(image_api.PullImage, self.pull),
+            on(image_api.PrefetchImage, self.prefetch),
+            on(image_api.PushImage, self.push),
+            on(image_api.BeginUpload, self.begin_upload),
+            on(image_api.Upload, self.upload),
+            on(image_api.DropUpload, self.upload),
+            on(image_api.ImportImage, self.import_image),
+        )
+
     async def list_images(self, call: Call, request: image_api.ListImages | image_api.ShowImage) -> Any:
         """The workers' lists as one."""
         answers, errors = await self._ask(call, request)
         return answer([entry for entries in answers.values() for entry in entries], unreachable(errors))
-
-    show = list_images
 
     async def remove(self, call: Call, request: image_api.RemoveImage) -> Any:
         """Remove an image where no machine needs it. The refusal is raised when every worker that has it needs it; else
@@ -106,8 +119,6 @@ class ImageRelay:
 
     async def upload(self, call: Call, request: image_api.Upload | image_api.DropUpload) -> Any:
         return await self._relay.send(self._fleet.link(request.worker), call)
-
-    drop_upload = upload
 
     async def import_image(self, call: Call, request: image_api.ImportImage) -> Any:
         if not request.worker:

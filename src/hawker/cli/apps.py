@@ -29,10 +29,7 @@ def apps() -> None:
 def create(session: Session, name: str, org: str) -> None:
     """Create an app: a name to order machines for."""
     app = session.send(calls.CreateApp(app_name=name, org_slug=org))
-    if session.json:
-        output.data(app)
-    else:
-        output.say(f"app {app.name} is created")
+    session.tell(app, f"app {app.name} is created")
 
 
 @apps.command("list")
@@ -113,7 +110,4 @@ def destroy(session: Session, app: str, force: bool, yes: bool) -> None:
             hint = f"hawker apps destroy {app} --force destroys them too"
             raise Conflict(f"app {app} still has machines: {count}", hint=hint)
         session.send(calls.DeleteApp(app, force=force))
-    if session.json:
-        output.data({"ok": True})
-    else:
-        output.say(f"app {app} is destroyed")
+    session.tell({"ok": True}, f"app {app} is destroyed")

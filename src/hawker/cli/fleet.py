@@ -116,10 +116,7 @@ def forget(session: Session, name: str, yes: bool) -> None:
     confirmed(f"Give up worker {name} with all its machines, which may still run there?", yes=yes)
     with output.working(f"seeing that {name} does not answer"):
         answer = session.send(calls.ForgetWorker(name))
-    if session.json:
-        output.data(answer)
-    else:
-        output.say(f"worker {name} is forgotten; should it come back, it is listed again")
+    session.tell(answer, f"worker {name} is forgotten; should it come back, it is listed again")
 
 
 def _show(session: Session, name: str, sentence: str) -> None:
@@ -175,9 +172,6 @@ def cancel(session: Session, run: str) -> None:
 
 
 def _show_run(session: Session, run: Run) -> None:
-    if session.json:
-        output.data(run)
-        return
     at = f" at step {run.step}" if run.step else ""
     why = f": {run.error}" if run.error else ""
-    output.say(f"run {run.id} ({run.flow} of machine {run.machine}) is {run.status}{at}{why}")
+    session.tell(run, f"run {run.id} ({run.flow} of machine {run.machine}) is {run.status}{at}{why}")

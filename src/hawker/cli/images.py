@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
@@ -14,7 +14,7 @@ import click
 
 from hawker.cli import calls, output
 from hawker.cli.groups import Ordered
-from hawker.cli.params import region_option, worker_option
+from hawker.cli.params import F, region_option, together, worker_option
 from hawker.cli.session import Session, confirmed, market_command
 from hawker.errors import HawkerError, Invalid, NotFound
 
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _SHORT = 19  # of a digest: "sha256:" and twelve digits tell images apart
+
+
+def image_options(worker: str, region: str) -> Callable[[F], F]:
+    """IMAGE, and the options that say which workers a command is about, with the help of each."""
+    return together(click.argument("reference", metavar="IMAGE"), worker_option(worker), region_option(region))
 
 
 @click.group(cls=Ordered)
@@ -52,9 +57,7 @@ def list_(session: Session, worker: str | None, region: str | None) -> None:
 
 
 @image.command()
-@click.argument("reference", metavar="IMAGE")
-@worker_option("As this worker has it.")
-@region_option("As workers of this region have it.")
+@image_options("As this worker has it.", "As workers of this region have it.")
 @market_command
 def show(session: Session, reference: str, worker: str | None, region: str | None) -> None:
     """Show what an image is made of and how its program is started."""
@@ -72,9 +75,7 @@ def show(session: Session, reference: str, worker: str | None, region: str | Non
 
 
 @image.command()
-@click.argument("reference", metavar="IMAGE")
-@worker_option("To this worker.")
-@region_option("To workers of this region.")
+@image_options("To this worker.", "To workers of this region.")
 @market_command
 def pull(session: Session, reference: str, worker: str | None, region: str | None) -> None:
     """Ask the registry what IMAGE means now, and fetch what is missing.
@@ -86,9 +87,7 @@ def pull(session: Session, reference: str, worker: str | None, region: str | Non
 
 
 @image.command()
-@click.argument("reference", metavar="IMAGE")
-@worker_option("On this worker.")
-@region_option("On workers of this region.")
+@image_options("On this worker.", "On workers of this region.")
 @click.option("--count", type=click.IntRange(1, 10_000), metavar="N", help="Only N workers of each region.")
 @market_command
 def prefetch(session: Session, reference: str, worker: str | None, region: str | None, count: int | None) -> None:
@@ -101,9 +100,7 @@ def prefetch(session: Session, reference: str, worker: str | None, region: str |
 
 
 @image.command()
-@click.argument("reference", metavar="IMAGE")
-@worker_option("From this worker.")
-@region_option("From workers of this region.")
+@image_options("From this worker.", "From workers of this region.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @market_command
 def remove(session: Session, reference: str, worker: str | None, region: str | None, yes: bool) -> None:
@@ -150,9 +147,7 @@ def push(session: Session, reference: str, to: str | None, worker: str | None, u
 
 @image.command("import")
 @click.argument("archive", type=click.Path(exists=True, dir_okay=False, path_type=Path, allow_dash=True))
-@click.argument("reference", metavar="IMAGE")
-@worker_option("To this worker.")
-@region_option("To a worker of this region.")
+@image_options("To this worker.", "To a worker of this region.")
 @market_command
 def import_(session: Session, archive: Path, reference: str, worker: str | None, region: str | None) -> None:
     """Import an image from ARCHIVE, as `docker save`, `podman save` and `skopeo copy` write it, and name it IMAGE.
@@ -168,9 +163,7 @@ def import_(session: Session, archive: Path, reference: str, worker: str | None,
 
 @image.command("build-from")
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.argument("reference", metavar="IMAGE")
-@worker_option("On this worker.")
-@region_option("On a worker of this region.")
+@image_options("On this worker.", "On a worker of this region.")
 @click.option("--entrypoint", multiple=True, metavar="WORD", help="The program and its first arguments, word by word.")
 @click.option("--cmd", multiple=True, metavar="WORD", help="Arguments that a machine may replace, word by word.")
 @click.option("-e", "--env", multiple=True, metavar="NAME=VALUE", help="Set a variable.")

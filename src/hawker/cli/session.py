@@ -151,10 +151,14 @@ class Session:
 
     def show(self, machine: Machine, sentence: str) -> None:
         """The result of a command that changed a machine."""
+        self.tell(machine, f"{label(machine)} {sentence}")
+
+    def tell(self, value: Any, sentence: str) -> None:
+        """The result of a command: the value as JSON, or a sentence for people."""
         if self.json:
-            output.data(machine)
+            output.data(value)
         else:
-            output.say(f"{label(machine)} {sentence}")
+            output.say(sentence)
 
 
 def market_command(function: Callable[Concatenate[Session, P], None]) -> Callable[..., None]:

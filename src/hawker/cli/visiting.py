@@ -41,10 +41,7 @@ def _url(session: Session, app: str, path: str) -> str:
 def open_(session: Session, app: str, path: str, only_print: bool) -> None:
     """Print where an app is served, and open it in the browser if there is one."""
     url = _url(session, app, path)
-    if session.json:
-        output.data({"url": url})
-    else:
-        output.say(url)
+    session.tell({"url": url}, url)
     if not only_print and not session.json and sys.stdout.isatty() and _has_display():
         click.launch(url)
 

@@ -20,15 +20,15 @@ from hawker.model.services import Port
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Base of every stored row. `table` is its table's name. `key`, its primary key as text, is the field that
-    `keyed_by` names, unless a class says otherwise."""
+    `keyed_by` names, unless a class says otherwise; `KEY` that of the only row of its table."""
 
     table: ClassVar[str]
     keyed_by: ClassVar[str] = "id"
+    KEY: ClassVar[str] = ""
 
     @property
     def key(self) -> str:
-        key: str = getattr(self, self.keyed_by)
-        return key
+        return self.KEY or str(getattr(self, self.keyed_by))
 
 
 Desired = Literal["started", "stopped", "suspended", "destroyed"]
@@ -180,13 +180,10 @@ class PortRow(Row, frozen=True, kw_only=True):
     """A port of the host that was given to a machine."""
 
     table: ClassVar[str] = "port"
+    keyed_by: ClassVar[str] = "number"
 
     number: int
     machine: str
-
-    @property
-    def key(self) -> str:
-        return str(self.number)
 
 
 class CheckRow(Row, frozen=True, kw_only=True):
@@ -214,12 +211,9 @@ class LedgerRow(Row, frozen=True, kw_only=True):
     """The one row of totals: everything reservations and machines hold together."""
 
     table: ClassVar[str] = "ledger"
+    KEY: ClassVar[str] = "ledger"
 
     held: Resources
-
-    @property
-    def key(self) -> str:
-        return "ledger"
 
 
 class TallyRow(Row, frozen=True, kw_only=True):
@@ -273,6 +267,7 @@ class WorkerRow(Row, frozen=True, kw_only=True):
     """
 
     table: ClassVar[str] = "worker"
+    KEY: ClassVar[str] = "worker"
 
     name: str
     region: str
@@ -281,10 +276,6 @@ class WorkerRow(Row, frozen=True, kw_only=True):
     cordoned: bool = False
     stopping_since_ms: int = 0
     started_again_ms: int = 0
-
-    @property
-    def key(self) -> str:
-        return "worker"
 
     def was_stopping(self, at_ms: int) -> bool:
         """Whether the host was shutting down at that time."""
@@ -297,13 +288,10 @@ class SketchRow(Row, frozen=True, kw_only=True):
     """What the fleet is told of the worker's images: `core.sketch.Sketch`."""
 
     table: ClassVar[str] = "sketch"
+    KEY: ClassVar[str] = "images"
 
     names: tuple[str, ...]
     layers: tuple[str, ...]
-
-    @property
-    def key(self) -> str:
-        return "images"
 
 
 UNENDED = "status in ('active', 'parked')"
@@ -404,10 +392,6 @@ class LogFloorRow(Row, frozen=True, kw_only=True):
     rows: int = 0
     counted: int = 0
     turn: int = 0
-
-    @property
-    def key(self) -> str:
-        return self.KEY
 
 
 def published_key(tier: Tier, table: str, key: str) -> str:

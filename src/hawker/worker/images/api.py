@@ -20,7 +20,6 @@ from hawker.errors import HawkerError, ImageNotFound, Invalid, NotFound, Precond
 from hawker.http.call import Call
 from hawker.http.events import KEEP_ALIVE, EventStream, event
 from hawker.http.handlers import Route, on, unread
-from hawker.http.image_calls import image_routes
 from hawker.images.blobs import translated
 from hawker.images.progress import Progress
 from hawker.images.service import Images, Listed
@@ -43,7 +42,7 @@ Work = Callable[[Callable[[Progress], None]], Awaitable[Image]]
 
 
 class ImageApi:
-    """See `ImageCalls`. `close` ends what still runs."""
+    """Answers the calls of `hawker.model.image_api` for its worker. `close` ends what still runs."""
 
     def __init__(self, images: Images, uploads: Uploads, worker: str, region: str) -> None:
         self._images = images
@@ -55,7 +54,16 @@ class ImageApi:
 
     def routes(self) -> tuple[Route, ...]:
         return (
-            *image_routes(self),
+            on(image_api.ListImages, self.list_images),
+            on(image_api.ShowImage, self.show),
+            on(image_api.RemoveImage, self.remove),
+            on(image_api.PullImage, self.pull),
+            on(image_api.PrefetchImage, self.prefetch),
+            on(image_api.PushImage, self.push),
+            on(image_api.BeginUpload, self.begin_upload),
+            on(image_api.Upload, self.upload),
+            on(image_api.DropUpload, self.drop_upload),
+            on(image_api.ImportImage, self.import_image),
             on(image_api.NameImage, self.name),
             unread(image_api.ReadBlob, self.blob),
         )
