@@ -10,7 +10,7 @@ from tests.cli.programs import hawker
 from tests.kit.markets import running_market
 from tests.kit.waiting import wait_until
 
-from hawker.cli import dev
+from hawker.cli import dev, dev_files
 from hawker.cli.main import run
 from hawker.core import ranking
 
@@ -66,7 +66,7 @@ def test_what_no_market_can_have_is_refused(
 
 def test_no_two_agents_of_a_market_get_the_same_port() -> None:
     with contextlib.ExitStack() as held:
-        ports = [dev.free_port(held) for _ in range(400)]
+        ports = [dev_files.free_port(held) for _ in range(400)]
     assert len(set(ports)) == 400  # of so many that are not held some are the same, all but always
 
 

@@ -10,7 +10,6 @@ A worker that joins the fleet takes over some keys, so a claim is also looked fo
 
 from __future__ import annotations
 
-from enum import Enum
 from hashlib import blake2b
 
 import msgspec
@@ -23,11 +22,6 @@ from hawker.model.machine_calls import ShowMachine
 from hawker.model.market import CALL_S, ClaimKey, FindFate
 from hawker.model.request_codec import encode
 from hawker.model.rows import ClaimRow
-
-
-class Claimed(Enum):
-    ours = "ours"
-    theirs = "theirs"
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,12 +65,12 @@ class Claims:
 
     async def take(
         self, owner: str, app: str, key: str, worker: str, order: str, replaces: str, *, without: str = ""
-    ) -> Claimed:
-        """Claim a key for an order that is reserved. Raises `Unreachable` when the arbiter does not answer."""
+    ) -> bool:
+        """Claim a key for an order that is reserved. False: another order has it. Raises `Unreachable` when the arbiter does not answer."""
         claim_id = claim_key(owner, app, key)
         request = ClaimKey(id=claim_id, worker=worker, order=order, replaces=replaces)
         claim = await self._arbiters(claim_id, without)[0].send(request)
-        return Claimed.ours if claim and claim.order == order else Claimed.theirs
+        return claim is not None and claim.order == order
 
     async def _found(self, claim_id: str, without: str) -> ClaimRow | None:
         """The claim in force. The arbiter must answer. An earlier arbiter that is gone has taken its claims along."""

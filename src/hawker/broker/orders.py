@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hawker.broker.apps import Apps
-from hawker.broker.claims import Claimed, Claims
+from hawker.broker.claims import Claims
 from hawker.broker.fleet import Fleet, WorkerLink
 from hawker.broker.image_hints import ImageHints
 from hawker.broker.offers import Bookings, book
@@ -220,8 +220,8 @@ class Orders:
     async def _claim(self, auction: Auction, step: Claim, wanted: Wanted, replaces: str) -> list[Instruction]:
         """With a client's key, only the order that holds the claim may be confirmed."""
         key = wanted.claimant, wanted.order.app, wanted.key
-        claimed = await self._claims.take(*key, step.worker, step.order, replaces, without=wanted.silent)
-        return auction.claimed(step, clock_s()) if claimed is Claimed.ours else auction.not_claimed(step)
+        ours = await self._claims.take(*key, step.worker, step.order, replaces, without=wanted.silent)
+        return auction.claimed(step, clock_s()) if ours else auction.not_claimed(step)
 
     async def _confirm(
         self, auction: Auction, step: Confirm, link: WorkerLink, app: AppRow, *, wait: bool

@@ -12,16 +12,15 @@ import fcntl
 import json
 import os
 import re
-import secrets
 import shlex
 import signal
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hawker.cli import output
+from hawker.cli.dev_files import write_market, write_private
 from hawker.errors import Conflict, HawkerError, Refused
 
 if TYPE_CHECKING:
@@ -33,12 +32,8 @@ STOP_S = 20.0
 STOP_TRIES = 3
 RESTART_S = 0.1
 RESTART_MOST_S = 2.0
-DRAIN_S = 3.0  # for requests that are under way when the market stops
 HEALTHY_S = 5.0  # an agent that lived this long is started again at once when it dies
 LOG_LINES = 10  # of an agent that did not come up
-HTTP_PORT = 8080
-PORTS = range(20000, 30000)
-"""The ports of the host at which machines are published. The workers share them."""
 COUNT = click.IntRange(min=1)
 POLICIES = ("curve", "pack", "spread", "random", "two-choices")  # those of `core/ranking.py`, not imported for help
 REGION = re.compile("[a-z0-9][a-z0-9-]{0,30}")
@@ -132,25 +127,26 @@ class Dev:
         self._check_alone()
         client = self._home / FILE
         client.unlink(missing_ok=True)
-        endpoint, http, configs = self._configure()
-        self._zygote = Zygote(configs)
+        self._market = write_market(self._home, self._regions, self._options)
+        self._zygote = Zygote(self._market.configs)
         try:
-            asyncio.run(self._live(endpoint, http, configs, client))
+            asyncio.run(self._live(client))
         finally:
             client.unlink(missing_ok=True)
             os.close(lock)
 
-    async def _live(self, endpoint: str, http: int, configs: list[Path], client: Path) -> None:
+    async def _live(self, client: Path) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
                 loop.add_signal_handler(number, self._stopping.set)
-        self._keepers = [loop.create_task(self._keep(path), name=path.stem) for path in configs]
+        self._keepers = [loop.create_task(self._keep(path), name=path.stem) for path in self._market.configs]
         try:
-            if await self._ready(endpoint):
+            if await self._ready():
                 self._up_once = True
-                _write(client, json.dumps({"endpoint": endpoint, "token": self._tokens["user"]}))
-                self._greet(endpoint, http, client)
+                found = {"endpoint": self._market.endpoint, "token": self._market.tokens["user"]}
+                write_private(client, json.dumps(found))
+                self._greet(client)
                 await self._stopping.wait()
         finally:
             self._stopping.set()
@@ -158,79 +154,6 @@ class Dev:
             await asyncio.gather(*self._keepers, return_exceptions=True)
         if self._failed:
             raise self._failed
-
-    # --- configuration -----------------------------------------------------------------------------------------------
-
-    def _configure(self) -> tuple[str, int, list[Path]]:
-        """Write one file for each agent. Returns the broker's endpoint, the port of the apps, and the files."""
-        self._tokens = self._kept_tokens()
-        users = {"dev": self._tokens["user"]}
-        names = [f"{region}-{n}" for region in self._regions for n in range(1, self._options["workers"] + 1)]
-        with contextlib.ExitStack() as held:
-            port, http = free_port(held, "--port", self._options["port"]), self._http_port(held)
-            ports = [free_port(held) for _ in names]
-            backhauls = [free_port(held) for _ in names]
-        self._ports = {**dict(zip(names, ports, strict=True)), "broker": port}
-        joining = [f"127.0.0.1:{port}", f"127.0.0.1:{ports[0]}"]  # any two of them do
-        paths = []
-        for name, worker_port, backhaul in zip(names, ports, backhauls, strict=True):
-            region = name.rpartition("-")[0]
-            capacity = {
-                "cpus_shared": self._options["cpus"],
-                "cpus_dedicated": self._options["dedicated"],
-                "memory_mib": self._options["memory"],
-                "disk_mib": 1024 * self._options["machines"],
-                "machines": self._options["machines"],
-            }
-            role = {
-                "listen": f"127.0.0.1:{worker_port}",
-                "ports": _ports(names.index(name), len(names)),
-                "cgroups": not self._options["no_cgroups"],
-                "capacity": capacity,
-                "process": {"own_users": False},  # programs of this host run as whoever started the market
-            }
-            proxy = self._proxy(region, backhaul=f"127.0.0.1:{backhaul}")
-            roles = {"worker": role, "proxy": proxy, "catalog": {"join": joining}}
-            paths.append(self._write_agent(name, region, users, roles))
-        broker = {"listen": f"127.0.0.1:{port}", "policy": self._options["policy"]}
-        edge = self._proxy(self._regions[0], listen={"80": f"127.0.0.1:{http}"})
-        roles = {"broker": broker, "proxy": edge, "catalog": {"join": joining[1:]}}
-        paths.append(self._write_agent("broker", self._regions[0], users, roles))
-        return f"http://127.0.0.1:{port}", http, paths
-
-    def _http_port(self, held: contextlib.ExitStack) -> int:
-        if self._options["http"] is not None:
-            return free_port(held, "--http", self._options["http"])
-        try:
-            return free_port(held, "--http", HTTP_PORT)
-        except HawkerError:
-            return free_port(held)
-
-    def _proxy(self, region: str, **places: Any) -> dict[str, Any]:
-        others = [other for other in self._regions if other != region]
-        return {**places, "routing": {"regions": others}, "embedded": {"drain_s": DRAIN_S}}
-
-    def _write_agent(self, name: str, region: str, users: dict[str, str], roles: dict[str, Any]) -> Path:
-        settings = {
-            "name": name,
-            "region": region,
-            "directory": str(self._home / name),
-            "stop_machines_on_exit": True,
-            "tokens": {"cluster": self._tokens["cluster"], "users": users},
-            **roles,
-        }
-        path = self._home / f"{name}.toml"
-        _write(path, _toml(settings))
-        return path
-
-    def _kept_tokens(self) -> dict[str, str]:
-        path = self._home / "tokens.json"
-        if path.exists():
-            kept: dict[str, str] = json.loads(path.read_text())
-            return kept
-        tokens = {"cluster": secrets.token_hex(32), "user": secrets.token_hex(32)}
-        _write(path, json.dumps(tokens))
-        return tokens
 
     def _check_alone(self) -> None:
         """Raises `Refused` when workers of an earlier market still run here: its `hawker dev` was killed."""
@@ -296,7 +219,7 @@ class Dev:
             self._failed = error
             self._stopping.set()
             raise
-        _write(config.with_suffix(".pid"), f"{process.pid}\n")
+        write_private(config.with_suffix(".pid"), f"{process.pid}\n")
         return process
 
     async def _stop_in_order(self, process: Forked, config: Path, log: int) -> None:
@@ -306,7 +229,7 @@ class Dev:
             if status == 0:
                 return
             process = await self._spawn(config, log)
-            await self._up(process, self._ports[config.stem])
+            await self._up(process, self._market.ports[config.stem])
             status = await _stop(process)
         if config.stem == self._failed_agent:
             return  # it never came up; that is told already
@@ -323,20 +246,20 @@ class Dev:
                         return
                     await asyncio.sleep(0.02)
 
-    async def _ready(self, endpoint: str) -> bool:
+    async def _ready(self) -> bool:
         """Wait until every worker answers through the broker. False when the market was stopped meanwhile."""
         from hawker.client.connection import Peer
         from hawker.errors import Unreachable
 
-        peer = Peer("127.0.0.1", int(endpoint.rpartition(":")[2]))
-        headers = {"authorization": f"Bearer {self._tokens['user']}"}
+        peer = Peer("127.0.0.1", self._market.ports["broker"])
+        headers = {"authorization": f"Bearer {self._market.tokens['user']}"}
         try:
             async with asyncio.timeout(READY_S):
                 while not self._stopping.is_set():
                     with contextlib.suppress(Unreachable):
                         reply = await peer.request("GET", "/v1/hawker/workers", headers=headers, timeout_s=5)
                         found = json.loads(reply.body) if reply.status == 200 else []
-                        if {w["name"] for w in found if w["reachable"]} >= self._ports.keys() - {"broker"}:
+                        if {w["name"] for w in found if w["reachable"]} >= self._market.ports.keys() - {"broker"}:
                             return True
                     await asyncio.sleep(0.05)
         except TimeoutError:
@@ -347,7 +270,8 @@ class Dev:
             await peer.close()
         return False
 
-    def _greet(self, endpoint: str, http: int, client: Path) -> None:
+    def _greet(self, client: Path) -> None:
+        endpoint, http = self._market.endpoint, self._market.http
         workers = len(self._regions) * self._options["workers"]
         click.echo(f"hawker: {workers} workers in {', '.join(self._regions)}; the API is at {endpoint}/v1")
         click.echo(f"  apps are served at http://APP.localhost:{http}")
@@ -385,44 +309,7 @@ async def _stop(process: Forked) -> int:
         return await process.wait()
 
 
-def free_port(held: contextlib.ExitStack, option: str = "", port: int = 0) -> int:
-    """The port itself if it can be bound, any free one for 0. Nobody else gets it while it is `held`; the kernel might
-    give the same one to the next who asks for any. Raises `HawkerError`."""
-    try:
-        number: int = held.enter_context(socket.create_server(("127.0.0.1", port))).getsockname()[1]
-        return number
-    except OSError as error:
-        raise HawkerError(
-            f"port {port} cannot be used: {error.strerror}", hint=f"give another one with {option}, or 0 for any"
-        ) from error
-
-
 def _say(text: str) -> None:
     """Write to the terminal, if it is still there."""
     with contextlib.suppress(OSError):
         output.note(text)
-
-
-def _write(path: Path, text: str) -> None:
-    """For the owner's eyes only: these files hold tokens. Whoever reads one meanwhile finds it whole."""
-    new = path.with_name(f"{path.name}.new")
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w") as file:
-        file.write(text)
-    new.replace(path)
-
-
-def _toml(settings: dict[str, Any], prefix: str = "") -> str:
-    """Settings as TOML. JSON's strings, numbers, booleans and lists are TOML's, too."""
-    lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items() if not isinstance(value, dict)]
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            lines += ["", f"[{prefix}{key}]", _toml(value, f"{prefix}{key}.")]
-    return "\n".join(lines)
-
-
-def _ports(n: int, of: int) -> str:
-    """The n-th part of the ports that workers of this host publish machines on."""
-    each = min(1000, len(PORTS) // of)
-    first = PORTS[0] + n * each
-    return f"{first}-{first + each - 1}"

@@ -8,7 +8,7 @@ from typing import Any
 import apsw
 from msgspec.structs import replace
 
-from hawker.broker.claims import Claimed, Claims
+from hawker.broker.claims import Claims
 from hawker.broker.releases import Releases
 from hawker.catalog.publish.owner_log import OwnerLog
 from hawker.core import capacity
@@ -43,8 +43,8 @@ def _nothing(*args: Any, **options: Any) -> None: ...
 async def _nothing_async(*args: Any, **options: Any) -> None: ...
 
 
-async def _claims_nothing(claims: Claims, *args: Any, **options: Any) -> Claimed:
-    return Claimed.ours
+async def _claims_nothing(claims: Claims, *args: Any, **options: Any) -> bool:
+    return True
 
 
 def _unsynced(connection: apsw.Connection, *, exclusive: bool) -> None:
