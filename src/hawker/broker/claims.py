@@ -66,7 +66,8 @@ class Claims:
     async def take(
         self, owner: str, app: str, key: str, worker: str, order: str, replaces: str, *, without: str = ""
     ) -> bool:
-        """Claim a key for an order that is reserved. False: another order has it. Raises `Unreachable` when the arbiter does not answer."""
+        """Claim a key for an order that is reserved. Returns whether that order has it now. Raises `Unreachable` when
+        the arbiter does not answer."""
         claim_id = claim_key(owner, app, key)
         request = ClaimKey(id=claim_id, worker=worker, order=order, replaces=replaces)
         claim = await self._arbiters(claim_id, without)[0].send(request)
