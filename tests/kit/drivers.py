@@ -15,9 +15,8 @@ from tests.kit.waiting import eventually
 from hawker.supervisor import calls
 from hawker.worker.drivers.base import Exit, InstanceSpec, Limits, LogLine, Terminal
 from hawker.worker.drivers.driver import Driver, OpensTerminals, Resizes, Suspends, needed
-from hawker.worker.drivers.refusals import SupervisorLost
 from hawker.worker.drivers.supervised import SupervisedDriver
-from hawker.worker.drivers.versions import RunningSupervisor
+from hawker.worker.drivers.wire import RunningSupervisor, SupervisorLost
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
 AddImage = Callable[[str, Mapping[str, object], Sequence[Sequence[Entry]]], str]

@@ -25,7 +25,7 @@ from tests.live.test_container_driver import driver_of, programs
 from hawker.network.base import Attachment, NetworkError, Wanted
 from hawker.worker.drivers.base import InstanceSpec, Network, StartFailed
 from hawker.worker.drivers.container.driver import ContainerDriver
-from hawker.worker.drivers.refusals import SupervisorLost
+from hawker.worker.drivers.wire import SupervisorLost
 
 pytestmark = [pytest.mark.root, pytest.mark.crash]
 

@@ -26,7 +26,7 @@ from hawker.init.place import shared
 from hawker.supervisor import calls
 from hawker.worker.drivers.base import Instance, InstanceSpec, Publish, Refused, StartFailed, UnknownInstance
 from hawker.worker.drivers.process import ProcessDriver
-from hawker.worker.drivers.versions import RunningSupervisor
+from hawker.worker.drivers.wire import RunningSupervisor
 
 
 def without_cgroups(directory: Path) -> ProcessDriver:

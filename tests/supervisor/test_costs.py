@@ -18,7 +18,7 @@ from hawker.supervisor import calls
 from hawker.worker.drivers.base import Exit, InstanceSpec, Limits
 from hawker.worker.drivers.driver_set import DriverSet
 from hawker.worker.drivers.process import ProcessDriver
-from hawker.worker.drivers.versions import RunningSupervisor
+from hawker.worker.drivers.wire import RunningSupervisor
 
 LIVES = 10
 FUNCTIONS = 25

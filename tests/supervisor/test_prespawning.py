@@ -19,7 +19,7 @@ from hawker.init.place import shared
 from hawker.supervisor import calls
 from hawker.worker.drivers.base import Exit, Instance, StartFailed, Stats
 from hawker.worker.drivers.supervisor import Supervisor
-from hawker.worker.drivers.versions import RunningSupervisor
+from hawker.worker.drivers.wire import RunningSupervisor
 
 LIMITS = calls.Limits(cpu_millis=100, memory_mib=64, pids=64)
 KEY = "run/launch"

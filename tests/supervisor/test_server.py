@@ -19,8 +19,7 @@ from hawker.worker.drivers.base import Exit, Instance, StartFailed, UnknownInsta
 from hawker.worker.drivers.supervised import Made
 from hawker.worker.drivers.supervisor import Supervisor
 from hawker.worker.drivers.terminal import converse
-from hawker.worker.drivers.versions import RunningSupervisor
-from hawker.worker.drivers.wire import encoded
+from hawker.worker.drivers.wire import RunningSupervisor, encoded
 
 LIMITS = calls.Limits(cpu_millis=100, memory_mib=64, pids=64)
 KEY = "run/launch"

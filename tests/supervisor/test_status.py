@@ -12,9 +12,8 @@ from tests.kit.waiting import eventually
 
 from hawker.supervisor import calls
 from hawker.worker.drivers.base import Exit, Instance, Process
-from hawker.worker.drivers.refusals import SupervisorLost
 from hawker.worker.drivers.supervisor import Supervisor
-from hawker.worker.drivers.versions import RunningSupervisor
+from hawker.worker.drivers.wire import RunningSupervisor, SupervisorLost
 
 LIMITS = calls.Limits(cpu_millis=100, memory_mib=64, pids=64)
 KEY = "run/launch"

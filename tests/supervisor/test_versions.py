@@ -20,8 +20,7 @@ from hawker.supervisor.wire import request_of
 from hawker.worker.drivers.base import Exit, Instance, NotSupported, StartFailed
 from hawker.worker.drivers.supervised import Made
 from hawker.worker.drivers.supervisor import Supervisor
-from hawker.worker.drivers.versions import RunningSupervisor
-from hawker.worker.drivers.wire import encoded
+from hawker.worker.drivers.wire import RunningSupervisor, encoded
 
 ANOTHER = """
 import fcntl, json, os, socket, sys

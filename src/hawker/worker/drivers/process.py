@@ -47,10 +47,10 @@ from hawker.worker.drivers.base import (
 from hawker.worker.drivers.container.command import NoCommand, resolve, terminal_options
 from hawker.worker.drivers.container.users import UnknownUser, User, resolve_user
 from hawker.worker.drivers.driver import Abilities, StartRelease
-from hawker.worker.drivers.refusals import SupervisorLost
 from hawker.worker.drivers.supervised import Made, SupervisedDriver
 from hawker.worker.drivers.supervisor import Supervisor
 from hawker.worker.drivers.users import NoUsers, Users
+from hawker.worker.drivers.wire import SupervisorLost
 
 HOST: Final = "host"
 """The image of programs that are the host's own."""

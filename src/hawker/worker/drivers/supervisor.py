@@ -39,9 +39,7 @@ from hawker.supervisor.protocol import PRESPAWN, gate_of
 from hawker.telemetry import get_logger
 from hawker.worker.drivers.base import Exit, LogLine
 from hawker.worker.drivers.logs import follow_lines, tail_lines
-from hawker.worker.drivers.refusals import SupervisorLost
-from hawker.worker.drivers.versions import RunningSupervisor, runs_nothing
-from hawker.worker.drivers.wire import Wire
+from hawker.worker.drivers.wire import RunningSupervisor, SupervisorLost, Wire, runs_nothing
 
 CONNECT_S = 10.0
 RECONNECT_S = 1.0

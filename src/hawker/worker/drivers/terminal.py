@@ -18,8 +18,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from hawker.supervisor.calls import Converse
-from hawker.worker.drivers.refusals import SupervisorLost, told
-from hawker.worker.drivers.wire import encoded
+from hawker.worker.drivers.wire import SupervisorLost, encoded, told
 
 READ_BYTES = 64 * 1024
 _LINE_BYTES_MAX = 64 * 1024

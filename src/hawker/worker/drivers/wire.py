@@ -1,25 +1,111 @@
-"""The socket to a supervisor, as its daemon has it: requests by number, events as they come. See
-`hawker.supervisor.wire`."""
+"""The socket to a supervisor, as its daemon has it: requests by number, events as they come, and refusals as the
+exceptions of drivers. See `hawker.supervisor.wire`.
+
+A supervisor that another version of the daemon started is replaced as soon as nothing runs under it: the daemon kills
+it, which harms no machine and loses nothing, because its files say what has ended. Until then it gets the calls that it
+understands, and the others are refused.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, cast
 
 import msgspec
 
-from hawker.supervisor.calls import Request
-from hawker.supervisor.protocol import fields_of
-from hawker.worker.drivers.refusals import SupervisorLost, told
-from hawker.worker.drivers.versions import RunningSupervisor
+from hawker.errors import Broken, Unreachable
+from hawker.supervisor.calls import MakeContainer, MakeTree, Request, Start
+from hawker.supervisor.protocol import HINDERED, PROTOCOL, features, fields_of, needed
+from hawker.worker.drivers.base import InstanceRunning, NotSupported, Refused, StartFailed, UnknownInstance
+
+ENDED_S = 5.0
+
+
+class RunningSupervisor(msgspec.Struct, frozen=True, kw_only=True):
+    """The supervisor that a daemon is connected to, as its hello says."""
+
+    pid: int
+    protocol: int = 0
+    features: frozenset[str] = frozenset()
+    instances: Sequence[Mapping[str, Any]] = ()
+
+    def outdated(self, options: Sequence[str]) -> bool:
+        """Whether one that was started now, with these options, could do more, or means other things."""
+        return self.protocol != PROTOCOL or not self.features.issuperset(features(options))
+
+    def check(self, request: Request) -> None:
+        """Raises `StartFailed` for a call that it does not understand. It understands those about machines that run."""
+        lacking = needed(request) - self.features
+        if isinstance(request, Start | MakeContainer | MakeTree) and self.protocol not in (0, PROTOCOL):
+            lacking.add(f"protocol {PROTOCOL}")
+        if lacking:
+            raise StartFailed(
+                f"the supervisor (process {self.pid}) is of another version than this worker and cannot do this: it "
+                f"lacks {', '.join(sorted(lacking))}. It is replaced as soon as no machine runs under it: stop or move "
+                "those that do"
+            )
+
+    async def end(self) -> None:
+        """Kill it. Returns once it is gone, or after a while."""
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return
+        loop = asyncio.get_running_loop()
+        gone = asyncio.Event()
+        loop.add_reader(pidfd, gone.set)
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            async with asyncio.timeout(ENDED_S):
+                await gone.wait()
+        except (ProcessLookupError, TimeoutError):
+            pass  # whoever connects next finds out
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+
+
+def runs_nothing(instances: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether nothing runs under the supervisor that has these instances."""
+    return all(shown["exit"] for shown in instances)
+
+
+class SupervisorLost(Unreachable):
+    """The supervisor went away in the middle of a call. The call may be repeated: every call is idempotent."""
+
+    def __init__(self) -> None:
+        super().__init__("the supervisor of the machine went away in the middle of this; ask again")
+
+
+class Hindered(Unreachable):
+    """The supervisor met an error of its host, such as a full disk. Part of the call may have been carried out; it may
+    be repeated."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"the host hinders the supervisor of the machine: {problem}")
+
+
+class RuntimeKilled(Exception):
+    """A container's runtime was killed while it made one. Nothing is left of it; it may be tried again."""
+
+
+_ERRORS: dict[str, type[Exception]] = {
+    kind.__name__: kind
+    for kind in (UnknownInstance, InstanceRunning, StartFailed, NotSupported, Refused, RuntimeKilled)
+} | {HINDERED: Hindered}
+
+
+def told(answer: Mapping[str, str]) -> Exception:
+    """The exception of an answer `{"error", "message"}`."""
+    return _ERRORS.get(answer["error"], Broken)(answer["message"])
 
 
 class Wire(asyncio.Protocol):
-    """The socket to the supervisor: requests by number, events as they come."""
-
     def __init__(self, on_event: Callable[[dict[str, Any]], None], on_lost: Callable[[Wire], None]) -> None:
         self._on_event = on_event
         self._on_lost = on_lost

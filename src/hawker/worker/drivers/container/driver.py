@@ -41,10 +41,10 @@ from hawker.worker.drivers.container.spec import BadSpec, Place
 from hawker.worker.drivers.container.users import UnknownUser, User, resolve_user
 from hawker.worker.drivers.driver import Abilities
 from hawker.worker.drivers.networks import hosts, must_publish, resolv_conf, wanted_of
-from hawker.worker.drivers.refusals import RuntimeKilled, SupervisorLost
 from hawker.worker.drivers.supervised import Made, SupervisedDriver
 from hawker.worker.drivers.supervisor import Supervisor
 from hawker.worker.drivers.users import COUNT, FIRST, MANY, NoUsers, Users
+from hawker.worker.drivers.wire import RuntimeKilled, SupervisorLost
 
 TRIES: Final = 3  # at making a container whose runtime was killed
 

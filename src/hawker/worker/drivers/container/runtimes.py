@@ -30,9 +30,9 @@ from hawker.worker.drivers.base import Instance, InstanceSpec, Limits, StartFail
 from hawker.worker.drivers.container.command import Command, resolve, terminal_options
 from hawker.worker.drivers.container.spec import INIT, Place, runtime_spec
 from hawker.worker.drivers.container.users import User
-from hawker.worker.drivers.refusals import RuntimeKilled
 from hawker.worker.drivers.supervised import Made
 from hawker.worker.drivers.supervisor import Supervisor
+from hawker.worker.drivers.wire import RuntimeKilled
 
 Name = Literal["crun", "runc"]
 NAMES: Final[tuple[Name, ...]] = ("crun", "runc")
