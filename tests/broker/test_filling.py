@@ -39,7 +39,7 @@ from hawker.model.rows import ClaimRow, MachineRow
 from hawker.store.tx import Tx
 from hawker.telemetry import Metrics
 from hawker.worker import ledger
-from hawker.worker.claims import claim
+from hawker.worker.api.market import claim
 from hawker.worker.machine.writer import get_machine
 
 

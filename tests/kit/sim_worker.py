@@ -30,9 +30,8 @@ from hawker.store.db import Store
 from hawker.store.verify import verify
 from hawker.telemetry import Metrics
 from hawker.worker.assembly import Assembly
-from hawker.worker.context import WorkerContext
+from hawker.worker.context import DriverNews, WorkerContext
 from hawker.worker.daemon import STOP_GRACE_S
-from hawker.worker.driver_news import DriverNews
 from hawker.worker.drivers.driver_set import DriverSet
 from hawker.worker.flows.flow import Flow
 from hawker.worker.flows.runner import Runner

@@ -12,7 +12,7 @@ from tests.kit.site import HOST4, INTERNET4, PORT, Site, Try
 
 from hawker.network import addresses, ruleset
 from hawker.network.base import Settings
-from hawker.network.conntrack import Connections
+from hawker.network.kernel import Connections
 from hawker.network.manager import an_eighth_of_tracked
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(missing_for_namespaces()), reason=missing_for_namespaces())]

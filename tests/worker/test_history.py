@@ -19,8 +19,8 @@ from hawker.model.machine import State
 from hawker.model.market import ClaimKey, Reservation
 from hawker.model.rows import ClaimRow, FillRow, MachineRow, VersionRow
 from hawker.store.compaction import Compaction, Kept
-from hawker.worker import history
-from hawker.worker.claims import claim
+from hawker.worker import upkeep
+from hawker.worker.api.market import claim
 from hawker.worker.machine.history import EVENTS_KEPT
 from hawker.worker.machine.kind import MACHINE
 from hawker.worker.machine.projections import projections
@@ -29,8 +29,8 @@ from hawker.worker.publishing import Publishing
 ALL_GONE = Kept(records=0, seconds=0.0)
 
 
-async def compact(worker: SimWorker, kept: Kept = ALL_GONE, orders: int = history.ORDERS_KEPT) -> None:
-    over = partial(history.over, kinds=[MACHINE], orders=orders)
+async def compact(worker: SimWorker, kept: Kept = ALL_GONE, orders: int = upkeep.ORDERS_KEPT) -> None:
+    over = partial(upkeep.over, kinds=[MACHINE], orders=orders)
     work = Compaction(worker.store, "ord-1", kept, over, batch=16, images=32, free=16)
     while await worker.store.submit(work.step):
         pass
@@ -176,7 +176,7 @@ async def test_how_the_order_of_a_machine_ended_is_known_for_as_long_as_the_mach
         stays = await worker.run_machine("stays")
         for n in range(30):
             await live(worker, f"order-{n}")
-        await asyncio.sleep(2 * history.FILL_KEPT_MS / 1000)
+        await asyncio.sleep(2 * upkeep.FILL_KEPT_MS / 1000)
         await compact(worker, orders=0)
         again = await worker.market.reserve(order("stays"))
         assert isinstance(again, Reservation)
@@ -191,7 +191,7 @@ async def test_ends_of_orders_and_clients_keys_go_by_their_age_too(tmp_path: Pat
     async with a_worker(tmp_path) as worker:
         await worker.market.release("old", "a test")
         await claim(worker.store, ClaimKey(id="old", worker="ord-1", order="old"))
-        await asyncio.sleep(history.FILL_KEPT_MS / 1000 + 1)
+        await asyncio.sleep(upkeep.FILL_KEPT_MS / 1000 + 1)
         await worker.market.release("young", "a test")
         await claim(worker.store, ClaimKey(id="young", worker="ord-1", order="young"))
         for n in range(10):
@@ -200,7 +200,7 @@ async def test_ends_of_orders_and_clients_keys_go_by_their_age_too(tmp_path: Pat
         assert worker.market.fate("old") == "unknown"
         assert worker.market.fate("young") == "released"
         assert [row.id for row in worker.store.read.select(ClaimRow)] == ["old", "young"]
-        await asyncio.sleep(history.CLAIM_KEPT_MS / 1000 - history.FILL_KEPT_MS / 1000)
+        await asyncio.sleep(upkeep.CLAIM_KEPT_MS / 1000 - upkeep.FILL_KEPT_MS / 1000)
         for n in range(10):
             await live(worker, f"later-{n}")
         await compact(worker)

@@ -21,7 +21,7 @@ from hawker.model.market import Reservation
 from hawker.sim.hosts.world import Program
 from hawker.store.db import SLOW_IN_A_ROW
 from hawker.worker import ledger
-from hawker.worker.drivers.refusals import told
+from hawker.worker.drivers.wire import told
 from hawker.worker.flows.flow import Done, Flow, Step, StepContext
 from hawker.worker.flows.runner import Busy, failing
 from hawker.worker.machine import leases

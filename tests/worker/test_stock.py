@@ -18,7 +18,7 @@ from hawker.model.config import check_config
 from hawker.model.market import Ask, Offer, Order, Parts, Reason, Refusal
 from hawker.model.rows import SketchRow
 from hawker.worker.drivers.base import Capabilities, Fingerprint
-from hawker.worker.images.sketching import SKETCH_S, Sketching
+from hawker.worker.images.shelving import SKETCH_S, Sketching
 from hawker.worker.images.stock import Stock, parts_of
 
 SHOP = "registry.example/shop:1"

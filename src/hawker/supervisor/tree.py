@@ -2,7 +2,8 @@
 own, and a root directory of its own, mounted where only the supervisor and its children see it.
 
 It is made and released as containers are, with our init in the place of a runtime: it changes the root directory,
-the user and the directory, and tells how the program ended.
+the user and the directory, and tells how the program ended. Files and directories are made in the tree without leaving
+it: its symbolic links mean paths of that tree, never of the host.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 import base64
 import contextlib
 import ctypes
+import errno
 import json
 import os
+import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from hawker.supervisor import in_tree, mounts, proc
+from hawker.supervisor import mounts, proc
 from hawker.supervisor.calls import MakeTree
 from hawker.supervisor.common import Common
 from hawker.supervisor.container import Container, new_record
@@ -26,10 +29,69 @@ from hawker.supervisor.programs import Invocation, open_terminal
 from hawker.supervisor.status_file import STATUS, words
 from hawker.supervisor.users import give
 
+_SYS_OPENAT2 = 437  # on every architecture
+_RESOLVE_IN_ROOT, _RESOLVE_NO_MAGICLINKS = 0x10, 0x02
+_HOW = struct.Struct("=QQQ")
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def directory(root: int, path: str, owner: int) -> int:
+    """A descriptor of this directory, made with those above it where they are missing, which are the owner's then.
+    Raises OSError."""
+    done = ""
+    fd = _open(root, ".", os.O_PATH | os.O_DIRECTORY)
+    for name in filter(None, path.split("/")):
+        done = f"{done}/{name}"
+        try:
+            below = _open(root, done, os.O_PATH | os.O_DIRECTORY)
+        except FileNotFoundError:
+            try:
+                os.mkdir(name, 0o755, dir_fd=fd)
+                below = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+                os.chown(name, owner, owner, dir_fd=fd, follow_symlinks=False)
+            finally:
+                os.close(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        else:
+            os.close(fd)
+        fd = below
+    return fd
+
+
+def write(root: int, path: str, content: bytes, mode: int, owner: int) -> None:
+    """Put a file there in the place of whatever has that name. Raises OSError."""
+    where, _, name = path.rpartition("/")
+    parent = directory(root, where, owner)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=parent)
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
+        try:
+            os.fchown(fd, owner, owner)
+            os.fchmod(fd, mode)
+            while content:
+                content = content[os.write(fd, content) :]
+        finally:
+            os.close(fd)
+    finally:
+        os.close(parent)
+
+
+def _open(root: int, path: str, flags: int) -> int:
+    how = _HOW.pack(flags | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
+    fd: int = _libc.syscall(_SYS_OPENAT2, root, os.fsencode(path), how, ctypes.c_size_t(len(how)))
+    if fd < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{path}: {os.strerror(number or errno.EIO)}")
+    return fd
+
+
 TREE: Final = "tree"
 USERS_FD: Final = 5
 _MS_BIND, _MS_REMOUNT = 0x1000, 0x20
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Tree(Container):
@@ -150,7 +212,7 @@ class TreeMaking(Making[MakeTree]):
                 with _at(root, tmpfs.path, owner) as target:
                     mounts.mount_tmpfs(target, size_bytes=tmpfs.size_mib << 20, mode=0o1777)
             for each in request.files:
-                in_tree.write(root, each.path, base64.b64decode(each.content), each.mode, owner)
+                write(root, each.path, base64.b64decode(each.content), each.mode, owner)
         finally:
             os.close(root)
         if request.read_only:
@@ -199,7 +261,7 @@ def _users(first: int) -> list[str]:
 @contextlib.contextmanager
 def _at(root: int, path: str, owner: int) -> Any:
     """The place of a path in the tree, by a name that leads nowhere else."""
-    fd = in_tree.directory(root, path, owner)
+    fd = directory(root, path, owner)
     try:
         yield f"/proc/self/fd/{fd}"
     finally:

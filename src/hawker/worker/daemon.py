@@ -32,8 +32,7 @@ from hawker.store.db import Store
 from hawker.store.reserve import Reserve
 from hawker.telemetry import Metrics, get_logger
 from hawker.worker.assembly import Assembly
-from hawker.worker.context import WorkerContext
-from hawker.worker.driver_news import DriverNews
+from hawker.worker.context import DriverNews, WorkerContext
 from hawker.worker.drivers.driver_set import DriverSet
 from hawker.worker.flows.runner import Runner
 from hawker.worker.identity import identify, mark_stopping

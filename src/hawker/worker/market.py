@@ -2,7 +2,7 @@
 
 The worker alone decides. A reservation checks and books in one commit; one that is not confirmed in time lapses by
 the worker's own clock, so a broker that dies leaves nothing behind. A key names one order: asked again, the answer is
-the same reservation, the machine it became, or a refusal because it was released (`worker.history`: for how long).
+the same reservation, the machine it became, or a refusal because it was released (`worker.upkeep`: for how long).
 """
 
 from __future__ import annotations

@@ -54,13 +54,29 @@ from hawker.store.sql import run_query
 from hawker.store.tx import Tx
 from hawker.telemetry import get_logger
 from hawker.worker import ledger
-from hawker.worker.claims import claim
 from hawker.worker.drivers.driver_set import DriverSet
 from hawker.worker.machine.api.machines import MachineApi
 from hawker.worker.machine.operations import Machines
 from hawker.worker.machine.writer import MachineWriter
 from hawker.worker.market import Market
 from hawker.worker.request import Request, request_of
+
+
+async def claim(store: Store, request: ClaimKey) -> ClaimRow:
+    """The arbiter's side of a client's idempotency key: which order, on which worker, may fill it (decision 6). The
+    first claim wins; a later one only when it names the order it replaces. Returns the claim in force."""
+
+    def change(tx: Tx) -> ClaimRow:
+        there = tx.get(ClaimRow, request.id)
+        if there and there.order != request.replaces:
+            return there
+        tx.record("claim.taken", request.id, cause=f"order {request.order}")
+        row = ClaimRow(id=request.id, worker=request.worker, order=request.order, at_ms=tx.now_ms)
+        tx.put(row)
+        return row
+
+    return await store.submit(change)
+
 
 START_WAIT_S = 40.0
 """So long a confirmation waits for its machine to start. Less than a broker waits for the confirmation, which takes an
