@@ -47,8 +47,8 @@ async def _claims_nothing(claims: Claims, *args: Any, **options: Any) -> bool:
     return True
 
 
-def _unsynced(connection: apsw.Connection, *, exclusive: bool) -> None:
-    prepare(connection, exclusive=exclusive)
+def _unsynced(connection: apsw.Connection, **options: Any) -> None:
+    prepare(connection, **options)
     connection.execute("pragma synchronous = off")
 
 
