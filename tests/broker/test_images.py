@@ -20,6 +20,7 @@ from hawker.client.client import ApiError
 from hawker.client.connection import Peer
 from hawker.core.sketch import short
 from hawker.model import image_api as calls
+from hawker.model.image import ImageConfig
 from hawker.model.op import Request, StreamRequest
 
 SHOP = "registry.invalid/shop:1"
@@ -138,7 +139,7 @@ async def test_an_upload_becomes_an_image_on_one_worker_and_may_be_sent_twice(tw
     with pytest.raises(ApiError, match="what comes next goes there") as gap:
         await two.send(part(half + 1, b"x"))
     assert gap.value.details == {"offset": half}
-    config = calls.BuildConfig(entrypoint=["/bin/shop"], env=["A=b"], exposed=["80/tcp"])
+    config = ImageConfig(entrypoint=("/bin/shop",), env=("A=b",), exposed=("80/tcp",))
     made = calls.ImportImage(upload=begun.upload, worker=begun.worker, image=SHOP, kind="files", config=config)
     with pytest.raises(ApiError, match=r"bytes of upload .* are missing"):
         await two.all_of(made)

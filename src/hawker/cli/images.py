@@ -19,7 +19,8 @@ from hawker.cli.session import Session, confirmed, market_command
 from hawker.errors import HawkerError, Invalid, NotFound
 
 if TYPE_CHECKING:
-    from hawker.model.image_api import BuildConfig, ImageEvent, ImageHere, ImageShown
+    from hawker.model.image import ImageConfig
+    from hawker.model.image_api import ImageEvent, ImageHere, ImageShown
     from hawker.model.op import StreamRequest
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -193,17 +194,17 @@ def build_from(
     """
     from hawker.cli.params import pairs
     from hawker.images.tree.pack import pack_directory
-    from hawker.model.image_api import BuildConfig
+    from hawker.model.image import ImageConfig
 
     pairs("env", env)
-    config = BuildConfig(
-        entrypoint=list(how["entrypoint"]),
-        cmd=list(how["cmd"]),
-        env=list(env),
+    config = ImageConfig(
+        entrypoint=how["entrypoint"],
+        cmd=how["cmd"],
+        env=env,
         user=how["user"],
         working_dir=how["workdir"],
         stop_signal=how["stop_signal"],
-        exposed=[port if "/" in port else f"{port}/tcp" for port in how["expose"]],
+        exposed=tuple(port if "/" in port else f"{port}/tcp" for port in how["expose"]),
         labels=pairs("label", labels),
     )
     with tempfile.TemporaryDirectory(prefix="hawker-") as place:
@@ -224,9 +225,10 @@ def _import(
     kind: Literal["archive", "files"],
     worker: str | None,
     region: str | None,
-    config: BuildConfig | None = None,
+    config: ImageConfig | None = None,
 ) -> None:
-    from hawker.model.image_api import PART_BYTES, BuildConfig
+    from hawker.model.image import ImageConfig
+    from hawker.model.image_api import PART_BYTES
 
     client = session.client
     size = file.seek(0, os.SEEK_END)
@@ -243,7 +245,7 @@ def _import(
     except BaseException:
         client.send(calls.DropUpload(upload=upload, worker=at))
         raise
-    made_of = config or BuildConfig()
+    made_of = config or ImageConfig()
     importing = calls.ImportImage(upload=upload, worker=at, image=reference, kind=kind, config=made_of)
     for made in _follow(session, importing, "has"):
         _note_other_meanings(session, made)

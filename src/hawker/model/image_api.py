@@ -8,26 +8,13 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, UnsetType
 
 from hawker.model.api import Body, Ok
-from hawker.model.image import Image
+from hawker.model.image import Image, ImageConfig
 from hawker.model.op import BYTES, EVENTS, EVENTS_QUIET_S, Op, Request, StreamRequest, declared_in
 
 PART_BYTES = 4 << 20
 """What a client sends at once of an upload."""
 
 Name = Annotated[str, Meta(min_length=1, max_length=1024)]
-
-
-class BuildConfig(Body, frozen=True):
-    """How the program of an image made from files is started; see `hawker.model.image.ImageConfig`."""
-
-    entrypoint: list[str] = []
-    cmd: list[str] = []
-    env: list[str] = []
-    user: str = ""
-    working_dir: str = ""
-    stop_signal: str = ""
-    exposed: list[str] = []
-    labels: dict[str, str] = {}
 
 
 class ImageHere(Body, frozen=True):
@@ -250,7 +237,7 @@ class ImportImage(StreamRequest[ImageEvent]):
     image: Name
     kind: Literal["archive", "files"] = "archive"
     worker: str | None = None
-    config: BuildConfig = BuildConfig()
+    config: ImageConfig = ImageConfig()
 
 
 IMAGE_CALLS = declared_in(globals())

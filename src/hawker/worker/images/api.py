@@ -26,7 +26,7 @@ from hawker.images.service import Images, Listed
 from hawker.images.singleflight import to_its_end
 from hawker.images.tree.archive import Archived, read_archive, read_files
 from hawker.model import api, image_api
-from hawker.model.image import Image, ImageConfig
+from hawker.model.image import Image
 from hawker.model.values import ImageRef, check_image, is_digest, is_host_image
 from hawker.telemetry import get_logger
 from hawker.worker.images.uploads import Uploads
@@ -334,7 +334,7 @@ def _unwrapped(path: Path, into: Path, body: image_api.ImportImage, images: Imag
     into.mkdir(mode=0o700)
     if body.kind == "archive":
         return read_archive(path, into, images.platform, wanted=body.image, limits=images.limits)
-    return read_files(path, into, config_of(body.config), images.platform, limits=images.limits)
+    return read_files(path, into, body.config, images.platform, limits=images.limits)
 
 
 def checked(image: str) -> str:
@@ -342,19 +342,6 @@ def checked(image: str) -> str:
     if is_host_image(image):
         raise Invalid("image", image, "this stands for the host's own programs; name an image")
     return image if is_digest(image) else check_image("image", image)
-
-
-def config_of(given: image_api.BuildConfig) -> ImageConfig:
-    return ImageConfig(
-        entrypoint=tuple(given.entrypoint),
-        cmd=tuple(given.cmd),
-        env=tuple(given.env),
-        user=given.user,
-        working_dir=given.working_dir,
-        stop_signal=given.stop_signal,
-        exposed=tuple(given.exposed),
-        labels=given.labels,
-    )
 
 
 def no_images() -> tuple[Route, ...]:
