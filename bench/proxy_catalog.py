@@ -30,7 +30,7 @@ from hawker.catalog.gossip.replica import Replica
 from hawker.catalog.gossip.replication import TAKE_S
 from hawker.host import live
 from hawker.model.catalog import Change, LogId, Numbered, Origin, Range, Tier, Values, Version
-from hawker.model.services import Concurrency, PublicPort, concurrency_json, ports_json
+from hawker.model.services import Concurrency, PublicPort, catalog_json
 from hawker.proxy.catalog_view.index import CatalogIndex
 from hawker.proxy.catalog_view.port_claims import PortClaims
 from hawker.proxy.service import Proxy
@@ -41,8 +41,8 @@ SHARED = (80, 443)
 TOUCHED = 100
 """Apps that users ask for, in the other case."""
 BATCH_S = 0.01
-PORTS = ports_json((PublicPort(first=80, last=80, handlers=("http",)), PublicPort(first=443, last=443)))
-CONCURRENCY = concurrency_json(Concurrency(soft_limit=20, hard_limit=25))
+PORTS = catalog_json((PublicPort(first=80, last=80, handlers=("http",)), PublicPort(first=443, last=443)))
+CONCURRENCY = catalog_json(Concurrency(soft_limit=20, hard_limit=25))
 
 
 class Sizes(msgspec.Struct, frozen=True):

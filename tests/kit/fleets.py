@@ -17,7 +17,7 @@ from tests.catalog.owners import Owner
 from hawker.catalog.gossip.replica import Replica
 from hawker.host import Host
 from hawker.model.catalog import Values
-from hawker.model.services import Concurrency, PublicPort, concurrency_json, ports_json
+from hawker.model.services import Concurrency, PublicPort, catalog_json
 
 NOW_MS = 1_700_000_000_000
 REGION = "ord"
@@ -96,8 +96,8 @@ class Fleet:
             "protocol": "tcp",
             "internal_port": internal,
             "host_port": internal if host_port is None else host_port,
-            "ports": ports_json(public),
-            "concurrency": concurrency_json(Concurrency(soft_limit=soft, hard_limit=hard)),
+            "ports": catalog_json(public),
+            "concurrency": catalog_json(Concurrency(soft_limit=soft, hard_limit=hard)),
             "autostart": True,
             "autostop": "off",
             "min_machines_running": 0,

@@ -17,10 +17,10 @@ from hawker.model.services import (
     ReplayCache,
     Service,
     Tls,
+    catalog_json,
     check_services,
     least_aggressive,
     merged,
-    ports_json,
     read_ports,
 )
 
@@ -215,7 +215,7 @@ def test_ports_that_would_not_fit_the_catalog_are_refused() -> None:
     def headers(characters: int) -> dict[str, Any]:
         return {**PORT, "http_options": {"response": {"headers": {"a": "x" * characters}}}}
 
-    assert len(ports_json(of(ports=[headers(3900)]).ports)) <= PUBLISHED_MOST
+    assert len(catalog_json(of(ports=[headers(3900)]).ports)) <= PUBLISHED_MOST
     with pytest.raises(Invalid, match="set fewer headers"):
         of(ports=[headers(PUBLISHED_MOST)])
     with pytest.raises(Invalid, match="set fewer headers"):
@@ -247,4 +247,4 @@ def test_whatever_is_given_is_read_or_refused(value: object) -> None:
     except Invalid:
         return
     for service in services:
-        assert read_ports(ports_json(service.ports)) == service.ports
+        assert read_ports(catalog_json(service.ports)) == service.ports

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hawker.model.services import Concurrency, ReplayCache, check_services, concurrency_json, ports_json
+from hawker.model.services import Concurrency, ReplayCache, catalog_json, check_services
 from hawker.proxy.base import ServicePort
 from hawker.proxy.catalog_view.published import served, service_port
 
@@ -29,8 +29,8 @@ def row_of(**service: Any) -> dict[str, Any]:
     (read,) = check_services([{"internal_port": 80, **service}], "services")
     return {
         **NOTHING,
-        "ports": ports_json(read.ports),
-        "concurrency": concurrency_json(read.concurrency),
+        "ports": catalog_json(read.ports),
+        "concurrency": catalog_json(read.concurrency),
         "autostart": int(read.autostart),
         "autostop": read.autostop,
     }

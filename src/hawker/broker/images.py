@@ -95,10 +95,7 @@ class ImageRelay:
         if request.worker is None and request.count is None:
             links = await self._keeping(links)
         elif request.worker is None and request.count is not None:
-            regions = dict.fromkeys(link.region for link in links)
-            ranked = [
-                await self._ranked([li for li in links if li.region == region], request.image) for region in regions
-            ]
+            ranked = [await self._ranked(of_region, request.image) for of_region in _by_region(links)]
             links = [link for found in ranked for link in found[: request.count]]
             if not links:
                 raise _nobody(request.image)
@@ -158,18 +155,16 @@ class ImageRelay:
 
     async def _ranked(self, links: Sequence[WorkerLink], image: str) -> Sequence[WorkerLink]:
         """The workers of one region that offer to run the image, best first, as the market ranks them."""
-        if not links:
-            return []
         wanted = Guest().resources()
         ask = Ask(app="", region=links[0].region, image=image or "none", resources=wanted)
-        offers = [answer for answer in await book(list(links), ask) if isinstance(answer, Offer)]
+        offers = [answer for answer in await book(links, ask) if isinstance(answer, Offer)]
         by_name = {link.name: link for link in links}
         return [by_name[scored.worker] for scored in self._policy.rank(offers, wanted, self._host.rng)]
 
     async def _chosen(self, links: Sequence[WorkerLink], image: str) -> WorkerLink:
         """The worker that the market would choose in the first region that has one; else any that keeps images."""
-        for region in dict.fromkeys(link.region for link in links):
-            if ranked := await self._ranked([link for link in links if link.region == region], image):
+        for of_region in _by_region(links):
+            if ranked := await self._ranked(of_region, image):
                 return ranked[0]
         keeping = await self._keeping(links)
         if not keeping:
@@ -264,6 +259,11 @@ async def _follow(link: WorkerLink, sent: Encoded, to: asyncio.Queue[bytes | Non
         _logger.exception("images.relay_failed", worker=link.name)
         await to.put(event("error", failed(link.name, HawkerError(f"internal error: {type(error).__name__}"))))
     await to.put(None)
+
+
+def _by_region(links: Sequence[WorkerLink]) -> list[list[WorkerLink]]:
+    regions = dict.fromkeys(link.region for link in links)
+    return [[link for link in links if link.region == region] for region in regions]
 
 
 def failed(worker: str, error: HawkerError) -> image_api.ImageFailed:

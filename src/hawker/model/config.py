@@ -152,14 +152,10 @@ def check_config(raw: Any, *, at: str = "config") -> Config:
         raise Invalid(at, raw, 'give an object with at least an "image"')
     _refuse_not_built(raw, at)
     image = check_image(f"{at}.image", raw.get("image"))
-    size = raw.get("size")
-    if raw.get("guest"):
-        guest = check_guest(raw["guest"], f"{at}.guest")
-    elif size:
-        guest = preset(size, f"{at}.size")
+    if given := raw.get("guest") or {}:
+        guest = check_guest(given, f"{at}.guest")
     else:
-        guest = Guest()
-    given = raw.get("guest") or {}
+        guest = preset(raw["size"], f"{at}.size") if raw.get("size") else Guest()
     restart = _restart(raw.get("restart"), f"{at}.restart")
     init = raw.get("init") or {}
     process = _one_process(raw.get("processes"), at)

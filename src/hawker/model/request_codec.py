@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from math import inf
 from types import NoneType
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
 from urllib.parse import quote, urlencode
@@ -39,8 +40,8 @@ class Field(NamedTuple):
     name: str
     bare: Any
     default: Any
-    low: float | None
-    high: float | None
+    low: float
+    high: float
 
 
 class Shape(NamedTuple):
@@ -70,7 +71,7 @@ def shape_of(kind: type[Declared[Any]]) -> Shape:
     if len(rest) == len(fields) and rest:
         body = kind
     elif rest:
-        parts = [(f.name, f.type, _default(f)) for f in fields.values() if f.name in rest]
+        parts = [(f.name, f.type, _same(f)) for f in fields.values() if f.name in rest]
         body = msgspec.defstruct(kind.__name__, parts, frozen=True, kw_only=True, omit_defaults=True)
         body.__doc__ = kind.__doc__
     query = tuple(_query_field(fields[name]) for name in in_query)
@@ -136,18 +137,15 @@ def decode(
 # --- the query -------------------------------------------------------------------------------------------------------
 
 
-def _default(field: Any) -> Any:
-    if field.default_factory is not NODEFAULT:
-        return msgspec.field(name=field.encode_name, default_factory=field.default_factory)
-    if field.default is not NODEFAULT:
-        return msgspec.field(name=field.encode_name, default=field.default)
-    return msgspec.field(name=field.encode_name)
+def _same(field: Any) -> Any:
+    given = {"default": field.default, "default_factory": field.default_factory}
+    return msgspec.field(name=field.encode_name, **{k: v for k, v in given.items() if v is not NODEFAULT})
 
 
 def _query_field(field: Any) -> Field:
     bare, notes = bare_type(field.type)
-    low = next((note.ge for note in notes if note.ge is not None), None)
-    high = next((note.le for note in notes if note.le is not None), None)
+    low = next((note.ge for note in notes if note.ge is not None), -inf)
+    high = next((note.le for note in notes if note.le is not None), inf)
     default = field.default if field.default_factory is NODEFAULT else field.default_factory()
     if default is NODEFAULT and bare is str:
         default = ""  # whoever reads it says what is to be given
@@ -204,15 +202,11 @@ def _flag(field: Field, text: str) -> bool:
 def _number(field: Field, text: str) -> Any:
     if not text and field.default is not NODEFAULT:
         return field.default
-    bounds = f" from {field.low} to {field.high}" if field.high is not None else ""
+    bounds = f" from {field.low} to {field.high}" if field.high < inf else ""
     try:
         value = int(text)
     except ValueError:
         value = None
-    if (
-        value is None
-        or not (field.low is None or value >= field.low)
-        or not (field.high is None or value <= field.high)
-    ):
+    if value is None or not field.low <= value <= field.high:
         raise Invalid(field.name, text, f"give a whole number{bounds}")
     return value

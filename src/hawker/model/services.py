@@ -118,7 +118,7 @@ def check_services(value: Any, at: str) -> tuple[Service, ...]:
     """From decoded JSON. Raises `Invalid`, naming the field, the value and the remedy."""
     services = tuple(_service(raw, f"{at}[{n}]") for n, raw in enumerate(objects(at, value)))
     for service in merged(services).values():
-        if len(ports_json(service.ports)) > PUBLISHED_MOST:
+        if len(catalog_json(service.ports)) > PUBLISHED_MOST:
             remedy = (
                 f"the ports of one internal port fill at most {PUBLISHED_MOST} characters as JSON: set fewer headers"
             )
@@ -159,28 +159,15 @@ def least_aggressive(autostops: Collection[Autostop]) -> Autostop:
     return min(autostops, key=LEAST_AGGRESSIVE.index, default="off")
 
 
-def ports_json(ports: tuple[PublicPort, ...]) -> str:
-    """Encode ports for the catalog; `read_ports` decodes them."""
-    return _encode(ports).decode()
-
-
-def read_ports(text: str) -> tuple[PublicPort, ...]:
-    """Decode ports and ignore unknown fields. Raises `ValueError`."""
-    return _PORTS.decode(text)
-
-
-def concurrency_json(concurrency: Concurrency) -> str:
-    return _encode(concurrency).decode()
-
-
-def read_concurrency(text: str) -> Concurrency:
-    """Decode limits and ignore unknown fields. Raises `ValueError`."""
-    return _CONCURRENCY.decode(text)
+def catalog_json(part: tuple[PublicPort, ...] | Concurrency) -> str:
+    """Encode a service's ports or its limits for the catalog."""
+    return _encode(part).decode()
 
 
 _encode = msgspec.json.Encoder().encode
-_PORTS = msgspec.json.Decoder(tuple[PublicPort, ...])
-_CONCURRENCY = msgspec.json.Decoder(Concurrency)
+read_ports = msgspec.json.Decoder(tuple[PublicPort, ...]).decode
+read_concurrency = msgspec.json.Decoder(Concurrency).decode
+"""Both decode what `catalog_json` encoded, and ignore unknown fields. They raise `ValueError`."""
 
 
 def _service(raw: dict[str, Any], at: str) -> Service:

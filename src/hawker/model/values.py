@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import signal as signals
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NewType
 
@@ -223,13 +222,13 @@ class ImageRef:
         name = f"{self.registry}/{self.repository}" if self.registry else self.repository
         return name + (f":{self.tag}" if self.tag else "") + (f"@{self.digest}" if self.digest else "")
 
-    def as_json(self, labels: Mapping[str, str] | None = None) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         return {
             "registry": self.registry,
             "repository": self.repository,
             "tag": self.tag,
             "digest": self.digest,
-            "labels": dict(labels or {}),
+            "labels": {},
         }
 
 

@@ -14,7 +14,7 @@ from hawker.model.door import stands_in_for
 from hawker.model.guest import Guest
 from hawker.model.machine import SETTLED, State
 from hawker.model.rows import CheckRow, MachineRow, PublishedRow, Row, published_key
-from hawker.model.services import Protocol, Service, check_services, concurrency_json, merged, ports_json
+from hawker.model.services import Protocol, Service, catalog_json, check_services, merged
 from hawker.store.tx import Reads
 
 LEAVING = frozenset((State.stopping, State.suspending, State.restarting, State.updating, State.destroying))
@@ -140,8 +140,8 @@ def _to_proxies(row: MachineRow, service: Service) -> dict[str, Any]:
     its configuration names one as flyctl does (environment variable PRIMARY_REGION)."""
     primary = (row.config.get("env") or {}).get("PRIMARY_REGION") or row.region
     return {
-        "ports": ports_json(service.ports),
-        "concurrency": concurrency_json(service.concurrency),
+        "ports": catalog_json(service.ports),
+        "concurrency": catalog_json(service.concurrency),
         "autostart": service.autostart,
         "autostop": service.autostop,
         "min_machines_running": service.min_machines_running if primary == row.region else 0,
