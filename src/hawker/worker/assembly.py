@@ -45,14 +45,9 @@ class Assembly:
         self.parts: dict[str, Parts] = {machine.name: mine, **{kind.name: kind.parts(context) for kind in others}}
         for parts in self.parts.values():
             runner.add(alter(flow) for flow in parts.flows)
-        self.market = market = Market(
-            store, host, context.drivers, mine.writer, runner, settings.name, settings.region, images.stock
-        )
+        self.market = market = Market(context, mine.writer, images.stock)
         self.upkeep = Upkeep(context, (machine, *others), market)
-        path = str(settings.directory / "worker.db")
-        self.market_api = MarketApi(
-            store, context.drivers, mine.writer, market, mine.machines, mine.api, path, context.catalog, forget
-        )
+        self.market_api = MarketApi(context, market, mine, forget)
         self.services: Sequence[Service] = [
             images,
             market,

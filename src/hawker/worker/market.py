@@ -20,7 +20,6 @@ from hawker.core import capacity
 from hawker.core.life import wishes
 from hawker.core.life.wishes import Plan
 from hawker.errors import Conflict, DiskFull, Refused, Unreachable
-from hawker.host import Host
 from hawker.model.config import known_config, usual_runtime
 from hawker.model.guest import Resources
 from hawker.model.machine import State
@@ -40,12 +39,10 @@ from hawker.model.rows import (
 from hawker.model.values import is_host_image
 from hawker.network.addresses import machine_address
 from hawker.services import Service
-from hawker.store.db import Store
 from hawker.store.tx import Reads, Tx
 from hawker.worker import ledger, ports
+from hawker.worker.context import WorkerContext
 from hawker.worker.drivers.base import Fingerprint
-from hawker.worker.drivers.driver_set import DriverSet
-from hawker.worker.flows.runner import Runner
 from hawker.worker.images.stock import NOTHING, Stock
 from hawker.worker.machine import leases, tally
 from hawker.worker.machine.writer import MachineWriter, get_machine
@@ -65,24 +62,11 @@ class Market(Service):
     """Offers and orders of one worker. `drivers` is what each of its drivers found on this host, by name (`look`).
     `stock` is the worker's images; without one it runs none."""
 
-    def __init__(
-        self,
-        store: Store,
-        host: Host,
-        drivers: DriverSet,
-        writer: MachineWriter,
-        runner: Runner,
-        name: str,
-        region: str,
-        stock: Stock | None = None,
-    ) -> None:
-        self._store = store
-        self._host = host
-        self._drivers = drivers
+    def __init__(self, context: WorkerContext, writer: MachineWriter, stock: Stock | None = None) -> None:
+        self._context = context
+        self._store, self._host = context.store, context.host
+        self._name, self._region = context.settings.name, context.settings.region
         self._writer = writer
-        self._runner = runner
-        self._name = name
-        self._region = region
         self.drivers: Mapping[str, Fingerprint] = {}
         self._looked_s = 0.0
         self.stock = stock
@@ -94,7 +78,7 @@ class Market(Service):
     async def look(self) -> None:
         """Ask the drivers again what they can do on this host."""
         self._looked_s = asyncio.get_running_loop().time()
-        self.drivers = await self._drivers.fingerprints()
+        self.drivers = await self._context.drivers.fingerprints()
 
     def hold_images(self) -> None:
         """At a start: keep the images of the reservations that are still there."""
@@ -109,17 +93,32 @@ class Market(Service):
             return unfit
         if short := capacity.shortfall(self._writer.capacity, held, ask.resources):
             return self._refusal(Reason.full, short)
-        return self._offered(reads, ask, held)
+        lack = self.stock.lack(ask.image, ask.parts) if self.stock else NOTHING
+        tally = reads.get(TallyRow, ask.app)
+        return Offer(
+            worker=self._name,
+            region=self._region,
+            capacity=self._writer.capacity,
+            free=capacity.free(self._writer.capacity, held),
+            app_machines=tally.machines if tally else 0,
+            image_missing_bytes=lack.bytes,
+            image_known=lack.known,
+            image_transfer_ms=lack.transfer_ms,
+            image_parts=lack.parts,
+            app=reads.get(AppRow, ask.app),
+        )
 
     async def reserve(self, order: Order) -> Reservation | Refusal:
         """Check and book in one commit. Repeating it with the same key gives the same reservation."""
 
         def change(tx: Tx) -> Reservation | Refusal:
             if done := tx.get(FillRow, order.key):
-                return self._ended(tx, order, done)
+                if not done.machine:
+                    return self._refusal(Reason.in_doubt)  # released: this order was given up
+                return self._reservation(tx, order.key, done.machine)
             there = tx.get(ReservationRow, order.key)
             if there and there.expires_at_ms > tx.steady_ms:
-                return self._reservation(tx, there)
+                return self._reservation(tx, there.id, there.machine, there.expires_at_ms)
             self._lapse(tx)
             if there:
                 return self._refusal(Reason.in_doubt)  # its time ran out: this order was given up
@@ -145,7 +144,7 @@ class Market(Service):
                 raise _Refused(self._refusal(Reason.full, full.short)) from full
             tx.put(row)
             tx.after_commit(lambda: self._hold_image(order.key, order.config))
-            return self._reservation(tx, row)
+            return self._reservation(tx, row.id, row.machine, row.expires_at_ms)
 
         try:
             return await self._store.submit(change)
@@ -204,7 +203,7 @@ class Market(Service):
                 tx.put(placed)  # it takes over what the reservation held: the ledger stays as it is
                 self._writer.event(tx, placed, plan.event, plan.status, run)
 
-            run = self._runner.begin(
+            run = self._context.runner.begin(
                 tx,
                 plan.flow,
                 row.id,
@@ -300,51 +299,20 @@ class Market(Service):
         me = reads.get(WorkerRow, "worker")
         return self._refusal(Reason.cordoned) if me and me.cordoned else None
 
-    def _offered(self, reads: Reads, ask: Ask, held: Resources) -> Offer:
-        lack = NOTHING
-        if self.stock:
-            lack = self.stock.lack(ask.image, ask.parts)
-        app = reads.get(AppRow, ask.app)
-        tally = reads.get(TallyRow, ask.app)
-        return Offer(
-            worker=self._name,
-            region=self._region,
-            capacity=self._writer.capacity,
-            free=capacity.free(self._writer.capacity, held),
-            app_machines=tally.machines if tally else 0,
-            image_missing_bytes=lack.bytes,
-            image_known=lack.known,
-            image_transfer_ms=lack.transfer_ms,
-            image_parts=lack.parts,
-            app=app,
-        )
-
     def _refusal(self, reason: Reason, short: capacity.Shortfall | None = None) -> Refusal:
         figures = {"resource": short.resource, "wanted": short.wanted, "free": short.free} if short else {}
         return Refusal(worker=self._name, region=self._region, reason=reason, **figures)  # type: ignore[arg-type]
 
-    def _ended(self, reads: Reads, order: Order, done: FillRow) -> Reservation | Refusal:
-        if not done.machine:
-            return self._refusal(Reason.in_doubt)  # released: this order was given up
-        left = capacity.free(self._writer.capacity, ledger.held(reads))
+    def _reservation(self, reads: Reads, key: str, machine: str, expires_at_ms: int = 0) -> Reservation:
+        """One that does not expire has been confirmed."""
         return Reservation(
-            key=order.key,
+            key=key,
             worker=self._name,
             region=self._region,
-            machine=done.machine,
-            expires_at_ms=0,
-            free=left,
-            state="confirmed",
-        )
-
-    def _reservation(self, reads: Reads, row: ReservationRow) -> Reservation:
-        return Reservation(
-            key=row.id,
-            worker=self._name,
-            region=self._region,
-            machine=row.machine,
-            expires_at_ms=row.expires_at_ms,
+            machine=machine,
+            expires_at_ms=expires_at_ms,
             free=capacity.free(self._writer.capacity, ledger.held(reads)),
+            state="held" if expires_at_ms else "confirmed",
         )
 
     def _machine(self, tx: Tx, reservation: ReservationRow, order: Order, app: AppRow, plan: Plan) -> MachineRow:

@@ -14,7 +14,6 @@ import msgspec
 from msgspec.structs import replace
 
 from hawker import __version__
-from hawker.catalog.view import View
 from hawker.errors import HawkerError, Invalid, NotFound
 from hawker.http.call import Call
 from hawker.http.handlers import Route, on, on_each
@@ -54,10 +53,8 @@ from hawker.store.sql import run_query
 from hawker.store.tx import Tx
 from hawker.telemetry import get_logger
 from hawker.worker import ledger
-from hawker.worker.drivers.driver_set import DriverSet
-from hawker.worker.machine.api.machines import MachineApi
-from hawker.worker.machine.operations import Machines
-from hawker.worker.machine.writer import MachineWriter
+from hawker.worker.context import WorkerContext
+from hawker.worker.machine.parts import MachineParts
 from hawker.worker.market import Market
 from hawker.worker.request import Request, request_of
 
@@ -88,24 +85,14 @@ class MarketApi(Service):
 
     def __init__(
         self,
-        store: Store,
-        drivers: DriverSet,
-        writer: MachineWriter,
+        context: WorkerContext,
         market: Market,
-        machines: Machines,
-        machine_api: MachineApi,
-        path: str,
-        catalog: View | None = None,
+        machine: MachineParts,
         forget: Callable[[str, str], Awaitable[None]] | None = None,
     ) -> None:
-        self._store = store
-        self._drivers = drivers
-        self._writer = writer
+        self._context, self._store = context, context.store
         self._market = market
-        self._machines = machines
-        self._machine_api = machine_api
-        self._path = path
-        self._catalog = catalog
+        self._machine = machine
         self._forget = forget
 
     def routes(self) -> tuple[Route, ...]:
@@ -159,9 +146,9 @@ class MarketApi(Service):
             if item.wait and run_id:
                 with suppress(TimeoutError):  # an image may take longer than whoever ordered waits
                     async with asyncio.timeout(START_WAIT_S):
-                        await self._machines.wait_ended(run_id)
+                        await self._machine.machines.wait_ended(run_id)
                 row = self._store.read.get(MachineRow, row.id) or row
-            machine = self._machine_api.view(row, nonce=lease.nonce if lease else "")
+            machine = self._machine.api.view(row, nonce=lease.nonce if lease else "")
         except HawkerError as error:
             return Confirmed(status=error.status, error=error.body())
         except Exception as error:
@@ -175,7 +162,7 @@ class MarketApi(Service):
             row = self._store.read.get(MachineRow, machine)
             if row:
                 by = Request(id=call.id, owner=request.cause)
-                await self._machines.destroy(row.app, row.id, by, force=True)
+                await self._machine.machines.destroy(row.app, row.id, by, force=True)
         return Released(machine=machine)
 
     async def fate(self, call: Call, request: FindFate) -> Fate:
@@ -211,7 +198,8 @@ class MarketApi(Service):
 
     async def seen(self, call: Call, request: SeekMachine) -> Seen:
         sql = f"select {', '.join(Seen.__struct_fields__)} from machines where id = ?"
-        found = self._catalog.rows(sql, (request.machine_id,)) if self._catalog else []
+        catalog = self._context.catalog
+        found = catalog.rows(sql, (request.machine_id,)) if catalog else []
         return Seen(**dict(zip(Seen.__struct_fields__, found[0], strict=True))) if found else Seen()
 
     async def worker(self, call: Call, request: DescribeWorker) -> WorkerStatus:
@@ -226,10 +214,10 @@ class MarketApi(Service):
             cordoned=me.cordoned,
             disk_full=not self._store.takes_orders and not self._store.failed,
             disk_failed=bool(self._store.failed),
-            capacity=self._writer.capacity,
+            capacity=self._machine.writer.capacity,
             held=ledger.held(self._store.read),
             machines=dict(machines),
-            driver=await self._drivers.fingerprint(),
+            driver=await self._context.drivers.fingerprint(),
             parked_runs=parked[0][0],
         )
 
@@ -255,7 +243,8 @@ class MarketApi(Service):
         if not request.query.strip():
             raise Invalid("query", request.query, "give a select statement")
         loop = asyncio.get_running_loop()
-        columns, rows = await loop.run_in_executor(None, run_query, self._path, request.query)
+        path = str(self._context.settings.directory / "worker.db")
+        columns, rows = await loop.run_in_executor(None, run_query, path, request.query)
         return Rows(columns=columns, rows=rows)
 
 
