@@ -12,12 +12,9 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from hawker.host import Host
-from hawker.images.blobs import Blobs
-from hawker.images.known import Known, Names
-from hawker.images.layer_trees import LayerTrees
+from hawker.images.known import ImageStore, Known
 from hawker.images.pull import Pulls
-from hawker.images.settings import MIB, ImageSettings
+from hawker.images.settings import MIB
 from hawker.telemetry import get_logger
 
 GRACE_MS = 60_000
@@ -36,21 +33,9 @@ class Collected(msgspec.Struct, frozen=True):
 class Collecting:
     """Collects the garbage of one host. `held` has the digests that are held, by holder."""
 
-    def __init__(
-        self,
-        settings: ImageSettings,
-        host: Host,
-        blobs: Blobs,
-        trees: LayerTrees,
-        names: Names,
-        pulls: Pulls,
-        held: Mapping[str, str],
-    ) -> None:
-        self._settings = settings
-        self._host = host
-        self._blobs = blobs
-        self._trees = trees
-        self._names = names
+    def __init__(self, store: ImageStore, pulls: Pulls, held: Mapping[str, str]) -> None:
+        self._settings, self._host = store.settings, store.host
+        self._blobs, self._trees, self._names = store.blobs, store.trees, store.names
         self._pulls = pulls
         self._held = held
         self._lock = asyncio.Lock()

@@ -7,13 +7,18 @@ are blobs; the file adds what they do not tell. If the file cannot be read, its 
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from hawker.errors import HawkerError
+from hawker.host import Host
 from hawker.images.blobs import Blobs, translated, write_durably
+from hawker.images.layer_trees import LayerTrees
 from hawker.images.manifest import Manifest, chain_ids, read_config, read_manifest
+from hawker.images.settings import ImageSettings
+from hawker.images.tree.values import TreeLimits
 from hawker.model.image import Image, Platform
 from hawker.model.values import is_digest
 from hawker.telemetry import get_logger
@@ -174,3 +179,16 @@ class Names:
             write_durably(path, msgspec.json.encode(record))
         except OSError as error:
             raise translated(error, path) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageStore:
+    """What one host keeps of images, and how it is to be kept."""
+
+    settings: ImageSettings
+    host: Host
+    platform: Platform
+    limits: TreeLimits
+    blobs: Blobs
+    trees: LayerTrees
+    names: Names

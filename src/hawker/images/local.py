@@ -7,17 +7,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from hawker.errors import HawkerError, ImageError
-from hawker.images.blobs import Blobs, translated
+from hawker.images.blobs import translated
 from hawker.images.collecting import Collecting
-from hawker.images.known import Known
-from hawker.images.layer_trees import LayerTrees
+from hawker.images.known import ImageStore, Known
 from hawker.images.manifest import digest_of
 from hawker.images.pull import Pulls, key_of
 from hawker.images.singleflight import to_its_end
 from hawker.images.tree.archive import Archived, read_archive, read_files
 from hawker.images.tree.pack import describe, pack_directory
-from hawker.images.tree.values import TreeLimits
-from hawker.model.image import Image, ImageConfig, Platform
+from hawker.model.image import Image, ImageConfig
 from hawker.model.values import ImageRef, is_digest
 
 
@@ -27,18 +25,12 @@ class LocalImages:
 
     def __init__(
         self,
-        platform: Platform,
-        limits: TreeLimits,
-        blobs: Blobs,
-        trees: LayerTrees,
+        store: ImageStore,
         pulls: Pulls,
         collecting: Collecting,
         keep: Callable[[Known, Sequence[str]], Awaitable[None]],
     ) -> None:
-        self._platform = platform
-        self._limits = limits
-        self._blobs = blobs
-        self._trees = trees
+        self._platform, self._limits, self._blobs, self._trees = store.platform, store.limits, store.blobs, store.trees
         self._pulls = pulls
         self._collecting = collecting
         self._keep = keep

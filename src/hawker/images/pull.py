@@ -14,19 +14,16 @@ from contextlib import contextmanager
 from typing import Any
 
 from hawker.errors import DiskFull, ImageError, ImageNotFound, Unreachable
-from hawker.host import Host
-from hawker.images.blobs import Blobs
 from hawker.images.http import considerate
-from hawker.images.known import Known, Names, Record
-from hawker.images.layer_trees import LayerTrees
+from hawker.images.known import ImageStore, Known, Record
 from hawker.images.manifest import MANIFEST_BYTES_MAX, Manifest, choose, digest_of, read_config, read_manifest
 from hawker.images.progress import State, Watchers
 from hawker.images.registry import Document, Registries
-from hawker.images.settings import MIB, ImageSettings
+from hawker.images.settings import MIB
 from hawker.images.singleflight import Singleflight
 from hawker.images.transfer import Peer, Transfers
-from hawker.images.tree.values import LayerRefused, TreeLimits, Unpacked
-from hawker.model.image import Descriptor, Layer, Platform
+from hawker.images.tree.values import LayerRefused, Unpacked
+from hawker.model.image import Descriptor, Layer
 from hawker.model.values import ImageRef
 from hawker.telemetry import get_logger
 
@@ -45,24 +42,10 @@ def key_of(ref: ImageRef) -> str:
 class Pulls:
     """The pulls of one host. `close` it before the rest. `peers` may be added to at any time."""
 
-    def __init__(
-        self,
-        settings: ImageSettings,
-        host: Host,
-        platform: Platform,
-        limits: TreeLimits,
-        blobs: Blobs,
-        trees: LayerTrees,
-        names: Names,
-        peers: list[Peer],
-    ) -> None:
-        self._settings = settings
-        self._host = host
-        self._platform = platform
-        self._limits = limits
-        self._blobs = blobs
-        self._trees = trees
-        self._names = names
+    def __init__(self, store: ImageStore, peers: list[Peer]) -> None:
+        settings, host, blobs = store.settings, store.host, store.blobs
+        self._settings, self._host, self._platform, self._limits = settings, host, store.platform, store.limits
+        self._blobs, self._trees, self._names = blobs, store.trees, store.names
         self._peers = peers
         self._registries = Registries(settings, host)
         self._transfers = Transfers(blobs, self._registries, peers, settings)

@@ -23,7 +23,7 @@ from hawker.host import Host
 from hawker.images.base import Missing
 from hawker.images.blobs import Blobs
 from hawker.images.collecting import Collected, Collecting
-from hawker.images.known import Known, Names
+from hawker.images.known import ImageStore, Known, Names
 from hawker.images.layer_trees import LayerTrees
 from hawker.images.local import LocalImages
 from hawker.images.manifest import chain_ids
@@ -114,24 +114,19 @@ class Images:
         self._trees = LayerTrees(self.directory)
         await self._trees.open()
         self._names = await asyncio.to_thread(Names, self.directory, self._blobs, self.platform)
-        self._pulls = Pulls(
-            self.settings,
-            self._host,
-            self.platform,
-            self.limits,
-            self._blobs,
-            self._trees,
-            self._names,
-            self.fetchers,
+        store = ImageStore(
+            settings=self.settings,
+            host=self._host,
+            platform=self.platform,
+            limits=self.limits,
+            blobs=self._blobs,
+            trees=self._trees,
+            names=self._names,
         )
+        self._pulls = Pulls(store, self.fetchers)
         self._references = References(self._names, self._pulls, self.namers)
-        self._collecting = Collecting(
-            self.settings, self._host, self._blobs, self._trees, self._names, self._pulls, self._held
-        )
-
-        self._local = LocalImages(
-            self.platform, self.limits, self._blobs, self._trees, self._pulls, self._collecting, self._keep
-        )
+        self._collecting = Collecting(store, self._pulls, self._held)
+        self._local = LocalImages(store, self._pulls, self._collecting, self._keep)
 
     async def close(self) -> None:
         """End what runs; what it fetched is gone on with another time."""
