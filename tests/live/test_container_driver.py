@@ -23,7 +23,7 @@ from tests.live.conformance.images import Imaged
 from tests.live.conformance.kills import Killed
 from tests.live.conformance.releasing import Released
 
-from hawker.worker.drivers.base import Mount, Network, Publish, Root, StartFailed
+from hawker.worker.drivers.base import Mount, Network, Port, Root, StartFailed
 from hawker.worker.drivers.container.driver import ContainerDriver, users_of_before
 from hawker.worker.drivers.users import Users
 
@@ -156,7 +156,7 @@ async def test_a_machine_whose_ports_could_not_be_reached_is_not_started(tmp_pat
     async with opened(ContainerDriver(tmp_path / "driver", images, programs=programs()), "busybox", images.add) as it:
         network = Network(number=7, address="fdaa:0:7:1:2:3:4:2")
         assert await it.run(replace(it.shell("echo up"), network=network)) == ["up"]
-        port = Publish(protocol="tcp", internal_port=80, host_port=20080)
+        port = Port(protocol="tcp", internal_port=80, host_port=20080)
         with pytest.raises(StartFailed, match="hawker doctor"):
             await it.driver.start(replace(it.shell("true"), network=replace(network, publish=[port])))
 

@@ -17,7 +17,7 @@ from tests.kit.unpacked import UnpackedImages
 from tests.kit.vms import microvms, warmed
 from tests.kit.waiting import eventually
 
-from hawker.worker.drivers.base import InstanceSpec, Network, Publish
+from hawker.worker.drivers.base import InstanceSpec, Network, Port
 
 pytestmark = [
     pytest.mark.slow,
@@ -33,7 +33,7 @@ def site() -> Iterator[Site]:
         yield site
 
 
-def server(driver: Opened, number: int, host: int, publish: tuple[Publish, ...] = ()) -> InstanceSpec:
+def server(driver: Opened, number: int, host: int, publish: tuple[Port, ...] = ()) -> InstanceSpec:
     """A web server that says its host's name, in the network of this number."""
     address = f"fdaa:0:{number:x}:0:1:0:{host:x}:2"
     script = f"mkdir /www; hostname > /www/index.html; exec busybox httpd -f -p [::]:{PORT} -h /www"
@@ -76,7 +76,7 @@ def test_machines_of_an_app_reach_each_other_and_nobody_elses(site: Site, tmp_pa
         made = microvms(tmp_path / "driver", images, network=network)
         async with opened(made, "busybox", images.add) as driver:
             await warmed(made, tmp_path / "driver", spec().limits, network=True)
-            published = (Publish(protocol="tcp", internal_port=PORT, host_port=8001),)
+            published = (Port(protocol="tcp", internal_port=PORT, host_port=8001),)
             one, two, other = server(driver, 7, 1, published), server(driver, 7, 2), server(driver, 8, 3)
             for each in (one, two, other):
                 await driver.driver.start(each)

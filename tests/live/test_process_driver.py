@@ -24,7 +24,7 @@ from tests.live.test_container_driver import programs
 
 from hawker.init.place import shared
 from hawker.supervisor import calls
-from hawker.worker.drivers.base import Instance, InstanceSpec, Publish, Refused, StartFailed, UnknownInstance
+from hawker.worker.drivers.base import Instance, InstanceSpec, Port, Refused, StartFailed, UnknownInstance
 from hawker.worker.drivers.process import ProcessDriver
 from hawker.worker.drivers.wire import RunningSupervisor
 
@@ -210,7 +210,7 @@ async def test_a_status_is_not_lost_with_the_supervisor_where_the_kernel_keeps_i
 async def test_a_program_is_not_started_while_another_has_its_port_and_would_be_taken_for_it(driver: Opened) -> None:
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = stranger.getsockname()[1]
-        listens = [Publish(protocol="tcp", internal_port=port, host_port=port)]
+        listens = [Port(protocol="tcp", internal_port=port, host_port=port)]
         serve = f"import socket; s = socket.create_server(('', {port})); print('up', flush=True); s.accept()[0].recv(1)"
         one = replace(spec(PYTHON, "-c", serve), listens=listens)
         with pytest.raises(StartFailed, match=rf"port {port}/tcp of this host is held by .* \(process {os.getpid()}\)"):

@@ -34,6 +34,8 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tmpfs(msgspec.Struct, frozen=True, kw_only=True):
+    """A file system in memory; it counts towards the memory limit."""
+
     path: str
     size_mib: int
 

@@ -79,10 +79,12 @@ class FileAt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MountAt:
+class Mount:
+    """A directory of the host inside the machine."""
+
     source: str
     path: str
-    read_only: bool
+    read_only: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +217,7 @@ class MakeTree:
     root: RootLayer
     read_only: bool
     users: int
-    mounts: Sequence[MountAt]
+    mounts: Sequence[Mount]
     tmpfs: Sequence[TmpfsAt]
     files: Sequence[FileAt]
     limits: Limits

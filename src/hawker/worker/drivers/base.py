@@ -12,30 +12,11 @@ import msgspec
 
 from hawker.model.fingerprint import Capabilities as Capabilities
 from hawker.model.fingerprint import Fingerprint as Fingerprint
+from hawker.model.inside import File as File
+from hawker.model.inside import Tmpfs as Tmpfs
+from hawker.model.services import Port as Port
 from hawker.supervisor.calls import Limits as Limits
-
-
-class File(msgspec.Struct, frozen=True, kw_only=True):
-    """A file written into the machine before its program starts. `path` is absolute, `mode` permission bits."""
-
-    path: str
-    content: bytes
-    mode: int = 0o644
-
-
-class Tmpfs(msgspec.Struct, frozen=True, kw_only=True):
-    """A file system in memory inside the machine; it counts towards the memory limit."""
-
-    path: str
-    size_mib: int
-
-
-class Mount(msgspec.Struct, frozen=True, kw_only=True):
-    """A directory of the host inside the machine."""
-
-    source: str
-    path: str
-    read_only: bool = False
+from hawker.supervisor.calls import Mount as Mount
 
 
 class Root(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,21 +28,13 @@ class Root(msgspec.Struct, frozen=True, kw_only=True):
     persist: bool = False
 
 
-class Publish(msgspec.Struct, frozen=True, kw_only=True):
-    """A port of the machine that others reach on a port of the worker's host."""
-
-    protocol: Literal["tcp", "udp"]
-    internal_port: int
-    host_port: int
-
-
 class Network(msgspec.Struct, frozen=True, kw_only=True):
     """The machine's place in its app's private network. `number` names that network; `address` is the machine's IPv6
     address in it (`fdaa:` and so on, of length 128)."""
 
     number: int
     address: str
-    publish: Sequence[Publish] = ()
+    publish: Sequence[Port] = ()
 
 
 class Dns(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +81,7 @@ class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
     mounts: Sequence[Mount] = ()
     network: Network | None = None
     dns: Dns = Dns()
-    listens: Sequence[Publish] = ()
+    listens: Sequence[Port] = ()
     note: Mapping[str, Any] = {}  # kept with the instance, for whoever has lost the rest
 
 

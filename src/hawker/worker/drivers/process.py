@@ -26,7 +26,6 @@ from hawker.supervisor.calls import (
     DiscardContainer,
     FileAt,
     MakeTree,
-    MountAt,
     ReleaseContainer,
     RootLayer,
     Start,
@@ -289,7 +288,7 @@ def tree_of(spec: InstanceSpec, image: Image, layers: Sequence[Path], init: Path
         root=RootLayer(persist=spec.root.persist, size_mib=spec.root.size_mib),
         read_only=spec.root.read_only,
         users=ids.base,
-        mounts=[MountAt(source=m.source, path=m.path, read_only=m.read_only) for m in spec.mounts],
+        mounts=spec.mounts,
         tmpfs=[TmpfsAt(path=tmpfs.path, size_mib=tmpfs.size_mib) for tmpfs in spec.tmpfs],
         files=[
             FileAt(path=file.path, content=base64.b64encode(file.content).decode(), mode=file.mode)

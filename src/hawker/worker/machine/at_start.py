@@ -7,6 +7,7 @@ from hawker.network.base import NetworkError, Wanted
 from hawker.services import Service
 from hawker.telemetry import get_logger
 from hawker.worker.context import WorkerContext
+from hawker.worker.drivers.networks import wanted_of
 from hawker.worker.machine.endings import hold_before
 from hawker.worker.machine.instance_spec import instance_spec
 
@@ -33,10 +34,8 @@ class HostAtStart(Service):
             return
         wanted: dict[str, Wanted] = {}
         for row in context.store.read.select(MachineRow, "instance > ''"):
-            network = instance_spec(row.as_it_runs(), row.instance).network
-            if network:
-                publish = tuple((p.protocol, p.internal_port, p.host_port) for p in network.publish)
-                wanted[row.id] = Wanted(machine=row.id, number=network.number, address=network.address, publish=publish)
+            if found := wanted_of(instance_spec(row.as_it_runs(), row.instance)):
+                wanted[row.id] = found
         try:
             await context.network.reconcile(wanted)
         except NetworkError as error:

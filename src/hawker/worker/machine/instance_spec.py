@@ -12,7 +12,7 @@ from hawker.model.guest import Guest
 from hawker.model.rows import MachineRow
 from hawker.model.values import pinned
 from hawker.network.addresses import number
-from hawker.worker.drivers.base import Dns, File, InstanceSpec, Limits, Network, Publish, Root, Tmpfs
+from hawker.worker.drivers.base import Dns, InstanceSpec, Limits, Network, Root
 
 SHARED_CPU_MILLIS = 62  # a sixteenth of a core, the share that upstream documents for one shared cpu
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -61,11 +61,13 @@ def instance_spec(machine: MachineRow, key: str, disk_scale: float = 1.0) -> Ins
         tty=config.tty,
         hostname=config.dns.hostname or machine.id,
         root=Root(size_mib=config.rootfs.size_gb * 1024, persist=config.rootfs.persist),
-        files=[File(path=file.path, content=file.content, mode=file.mode) for file in config.files],
-        tmpfs=[Tmpfs(path=each.path, size_mib=each.size_mib) for each in config.tmpfs],
-        network=None if config.runtime == PROCESS else _network(machine),
+        files=config.files,
+        tmpfs=config.tmpfs,
+        network=None
+        if config.runtime == PROCESS
+        else Network(number=number(machine.private_ip), address=machine.private_ip, publish=machine.ports),
         dns=Dns(nameservers=config.dns.nameservers, searches=config.dns.searches, options=config.dns.options),
-        listens=_publish(machine) if config.runtime == PROCESS else (),
+        listens=machine.ports if config.runtime == PROCESS else (),
         note=_note(machine),
     )
 
@@ -75,21 +77,6 @@ def _note(machine: MachineRow) -> dict[str, Any]:
     long files in the configuration."""
     note = {name: getattr(machine, name) for name in NOTED}
     return cast(dict[str, Any], msgspec.to_builtins(note)) if len(msgspec.json.encode(note)) <= NOTE_MOST else {}
-
-
-def _network(machine: MachineRow) -> Network:
-    return Network(
-        number=number(machine.private_ip),
-        address=machine.private_ip,
-        publish=_publish(machine),
-    )
-
-
-def _publish(machine: MachineRow) -> list[Publish]:
-    return [
-        Publish(protocol=port.protocol, internal_port=port.internal_port, host_port=port.host_port)
-        for port in machine.ports
-    ]
 
 
 def _environment(machine: MachineRow, config: Config) -> dict[str, str]:
