@@ -398,25 +398,5 @@ def published_key(tier: Tier, table: str, key: str) -> str:
     return f"{tier}/{table}/{key}"
 
 
-ROWS: tuple[type[Row], ...] = (
-    MachineRow,
-    DecisionRow,
-    VersionRow,
-    EventRow,
-    ReservationRow,
-    FillRow,
-    ClaimRow,
-    PortRow,
-    CheckRow,
-    LedgerRow,
-    TallyRow,
-    LeaseRow,
-    AppRow,
-    WorkerRow,
-    SketchRow,
-    RunRow,
-    PublishedRow,
-    DueRow,
-    LogHeadRow,
-    LogFloorRow,
-)
+ROWS: tuple[type[Row], ...] = tuple(Row.__subclasses__())
+"""In the order in which they are declared."""
