@@ -244,20 +244,20 @@ class ContainerMaking(Making[MakeContainer]):
         for name in ("rootfs", "files", "state"):
             make_directory(f"{directory}/{name}", 0o711)
         for each in request.files:
-            _write(f"{directory}/files/{each.name}", base64.b64decode(each.content), each.mode, each.owner)
+            write_new(f"{directory}/files/{each.name}", base64.b64decode(each.content), each.mode, each.owner)
         for number, (source, read_only) in enumerate(request.mounts):
             target = f"{directory}/mount-{number}"
             if os.path.isdir(source):
                 os.mkdir(target)
             else:
-                _write(target, b"", 0o600, 0)
+                write_new(target, b"", 0o600, 0)
             mounts.bind(source, target, read_only=read_only, ids=self._ids)
         if self._ids:  # the container's root may not go where ours may
-            _write(f"{directory}/init", b"", 0o600, 0)
+            write_new(f"{directory}/init", b"", 0o600, 0)
             mounts.bind(request.init, f"{directory}/init", read_only=True)
         group = f"/{self.common.group_prefix}/{self._group}"
         config = request.config.replace(GROUP, group).replace(PLACE, directory)
-        _write(f"{directory}/config.json", config.encode(), 0o600, 0)
+        write_new(f"{directory}/config.json", config.encode(), 0o600, 0)
         own_disk = self._roots.mount(self._root, request.layers, f"{directory}/disk", f"{directory}/rootfs", self._ids)
         self._disks = self._below(own_disk, [source for source, _ in request.mounts])
 
@@ -338,8 +338,9 @@ def make_directory(path: str, mode: int, ids: mounts.IdMap | None = None) -> Non
     os.chmod(path, mode)
 
 
-def _write(path: str, content: bytes, mode: int, owner: int) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+def write_new(path: str, content: bytes, mode: int, owner: int, directory: int | None = None) -> None:
+    """Make a file that is not there yet, in the directory of this descriptor if one is given. Raises OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
     try:
         os.fchown(fd, owner, owner)
         os.fchmod(fd, mode)

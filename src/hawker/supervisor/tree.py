@@ -24,11 +24,14 @@ from hawker.supervisor.calls import MakeTree
 from hawker.supervisor.common import Common
 from hawker.supervisor.container import Container, new_record
 from hawker.supervisor.instance import Beside, Instance
-from hawker.supervisor.making import GO_FD, STATUS_FD, Making, make_directory
+from hawker.supervisor.making import GO_FD, STATUS_FD, Making, make_directory, write_new
 from hawker.supervisor.programs import Invocation, open_terminal
 from hawker.supervisor.status_file import STATUS, words
 from hawker.supervisor.users import give
 
+TREE: Final = "tree"
+USERS_FD: Final = 5
+_MS_BIND, _MS_REMOUNT = 0x1000, 0x20
 _SYS_OPENAT2 = 437  # on every architecture
 _RESOLVE_IN_ROOT, _RESOLVE_NO_MAGICLINKS = 0x10, 0x02
 _HOW = struct.Struct("=QQQ")
@@ -68,14 +71,7 @@ def write(root: int, path: str, content: bytes, mode: int, owner: int) -> None:
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=parent)
-        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
-        try:
-            os.fchown(fd, owner, owner)
-            os.fchmod(fd, mode)
-            while content:
-                content = content[os.write(fd, content) :]
-        finally:
-            os.close(fd)
+        write_new(name, content, mode, owner, parent)
     finally:
         os.close(parent)
 
@@ -87,11 +83,6 @@ def _open(root: int, path: str, flags: int) -> int:
         number = ctypes.get_errno()
         raise OSError(number, f"{path}: {os.strerror(number or errno.EIO)}")
     return fd
-
-
-TREE: Final = "tree"
-USERS_FD: Final = 5
-_MS_BIND, _MS_REMOUNT = 0x1000, 0x20
 
 
 class Tree(Container):
