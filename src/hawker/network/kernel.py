@@ -34,6 +34,10 @@ from hawker.network.plan import (
     State,
 )
 
+SYSCTL = Path("/proc/sys/net")
+INSIDE = "eth0"
+MAIN_TABLE = 254
+Item = Address | Neighbour | Route
 NETLINK_NETFILTER = 12
 DELETE = 1 << 8 | 2
 REQUEST, ACK = 0x1, 0x4
@@ -66,12 +70,6 @@ class Connections:
         status = struct.unpack_from("=i", self._socket.recv(1 << 12), _HEADER.size)[0]
         if status:
             raise OSError(-status, os.strerror(-status))
-
-
-SYSCTL = Path("/proc/sys/net")
-INSIDE = "eth0"
-MAIN_TABLE = 254
-Item = Address | Neighbour | Route
 
 
 class Kernel:

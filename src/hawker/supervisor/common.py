@@ -20,6 +20,11 @@ from hawker.supervisor.instance import Instance, Record
 from hawker.supervisor.loop import Loop
 from hawker.supervisor.trash import Trash
 
+KILL_AGAIN_S: Final = 0.002
+KILL_AGAIN_MOST_S: Final = 0.25
+TIDY_S: Final = 0.1
+TIDY_MOST_S: Final = 20.0
+_CLONE_NEWNS: Final = 0x20000
 _IN_MODIFY = 2
 _EVENT = struct.Struct("iIII")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -61,14 +66,6 @@ def _checked(result: int) -> int:
         number = ctypes.get_errno()
         raise OSError(number, f"inotify: {os.strerror(number)}")
     return result
-
-
-KILL_AGAIN_S: Final = 0.002
-KILL_AGAIN_MOST_S: Final = 0.25
-TIDY_S: Final = 0.1
-TIDY_MOST_S: Final = 20.0
-_CLONE_NEWNS: Final = 0x20000
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Common:

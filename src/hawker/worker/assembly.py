@@ -38,9 +38,9 @@ class Assembly:
         forget: Forget | None = None,
         alter: Callable[[Flow], Flow] = lambda flow: flow,
     ) -> None:
-        settings, store, host = context.settings, context.store, context.host
+        settings, store = context.settings, context.store
         self.runner = runner = context.runner
-        self.images = images = Shelving(settings, host, store, context.images, context.catalog, context.token)
+        self.images = images = Shelving(context)
         self.machine = mine = machine.parts(context)
         self.parts: dict[str, Parts] = {machine.name: mine, **{kind.name: kind.parts(context) for kind in others}}
         for parts in self.parts.values():

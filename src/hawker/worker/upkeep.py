@@ -22,6 +22,9 @@ from hawker.worker.context import WorkerContext
 from hawker.worker.kinds import Kinds
 from hawker.worker.market import Market
 
+SWEEP_S = 5.0
+CHECKPOINT_SWEEPS = 12
+"""Once in so many sweeps, from the first on, the worker brings what it has written into the database itself."""
 ORDERS_KEPT = 20_000
 """How many orders that ended are kept, the newest, and how many clients' keys: `worker.history_records`."""
 FILL_KEPT_MS = 24 * 3600 * 1000
@@ -69,11 +72,6 @@ def _orders_over(tx: Tx, kind: type[FillRow | ClaimRow], rows: Collection[Last],
 def _has_its_machine(tx: Tx, row: FillRow | ClaimRow) -> bool:
     machine = tx.get(MachineRow, row.machine) if isinstance(row, FillRow) and row.machine else None
     return machine is not None and machine.state is not State.destroyed
-
-
-SWEEP_S = 5.0
-CHECKPOINT_SWEEPS = 12
-"""Once in so many sweeps, from the first on, the worker brings what it has written into the database itself."""
 
 
 class Upkeep(Service):

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
-from hawker.catalog.view import View
 from hawker.core.sketch import Sketch, sketch
 from hawker.errors import StoreError
-from hawker.host import Host
 from hawker.http.handlers import Route
-from hawker.images.base import ImageSource
 from hawker.images.service import Images
 from hawker.model.rows import SketchRow
 from hawker.services import Service
 from hawker.store.db import Store
 from hawker.store.tx import Tx
 from hawker.telemetry import get_logger
+from hawker.worker.context import WorkerContext
 from hawker.worker.images.api import ImageApi, no_images
 from hawker.worker.images.peers import TIMES, Peers
-from hawker.worker.images.stock import Stock
+from hawker.worker.images.stock import Shelf, Stock
 from hawker.worker.images.uploads import Uploads
-from hawker.worker.settings import WorkerSettings
-
-if TYPE_CHECKING:
-    from hawker.worker.images.stock import Shelf
 
 SKETCH_S = 3.0
+TIDY_S = 600.0
 
 
 class Sketching:
@@ -84,24 +78,11 @@ class Sketching:
             self._written = now
 
 
-_logger = get_logger()
-
-
-TIDY_S = 600.0
-
-
 class Shelving(Service):
     """In a worker without images of its own everything is there and says so."""
 
-    def __init__(
-        self,
-        settings: WorkerSettings,
-        host: Host,
-        store: Store,
-        images: ImageSource | None,
-        catalog: View | None,
-        token: str,
-    ) -> None:
+    def __init__(self, context: WorkerContext) -> None:
+        settings, host, images = context.settings, context.host, context.images
         self.stock: Stock | None = None
         self._api: ImageApi | None = None
         self._peers: Peers | None = None
@@ -113,9 +94,9 @@ class Shelving(Service):
         self.stock = Stock(images)
         self._uploads = Uploads(images.directory / "uploads", host)
         self._api = ImageApi(images, self._uploads, settings.name, settings.region)
-        self._sketching = Sketching(store, images)
-        if catalog is not None:
-            self._peers = Peers(settings.name, settings.region, catalog, token, host)
+        self._sketching = Sketching(context.store, images)
+        if context.catalog is not None:
+            self._peers = Peers(settings.name, settings.region, context.catalog, context.token, host)
 
     async def open(self) -> None:
         if self._sketching:
@@ -154,3 +135,6 @@ class Shelving(Service):
             images.fetchers[:] = [fetcher for fetcher in images.fetchers if fetcher is not peers]
             images.namers[:] = [namer for namer in images.namers if namer != peers.resolve]
             await self._peers.close()
+
+
+_logger = get_logger()
