@@ -161,7 +161,7 @@ async def tarred(made: Packed, place: Path, how: str) -> None:
 
 
 async def pulled(reference: str, place: Path) -> None:
-    images = await Images.open(place / "images", ImageSettings(docker_config=""), live())
+    images = await Images(place / "images", ImageSettings(docker_config=""), live()).open()
     try:
         await images.pull(reference)
     finally:

@@ -465,7 +465,7 @@ from hawker.images.service import Images
 from hawker.images.settings import ImageSettings
 
 async def main():
-    images = await Images.open(Path(sys.argv[1]), ImageSettings(docker_config=""), live())
+    images = await Images(Path(sys.argv[1]), ImageSettings(docker_config=""), live()).open()
     images.watch("web:1", lambda progress: print(progress.state, flush=True))
     print("open", flush=True)
     await images.import_archive(Path(sys.argv[2]), "web:1")

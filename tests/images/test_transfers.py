@@ -129,7 +129,7 @@ from hawker.images.service import Images
 from hawker.images.settings import ImageSettings
 
 async def main():
-    images = await Images.open(Path(sys.argv[1]), ImageSettings(docker_config=""), live())
+    images = await Images(Path(sys.argv[1]), ImageSettings(docker_config=""), live()).open()
     await images.ensure(sys.argv[2])
 
 asyncio.run(main())

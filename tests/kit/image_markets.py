@@ -98,7 +98,7 @@ async def market(
 
     async def parts(settings: AgentSettings, role: WorkerRole, host: Host) -> WorkerParts:
         stack = AsyncExitStack()
-        opened = await Images.open(settings.directory / "images", settings.images, host)
+        opened = await Images(settings.directory / "images", settings.images, host).open()
         stack.push_async_callback(opened.close)
         found[settings.name] = opened
         world = World(host, {PROGRAM: Program()})

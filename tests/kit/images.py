@@ -54,7 +54,7 @@ async def opened(
 ) -> AsyncIterator[Images]:
     """`more` goes into the settings. Opening the same directory again is a restart."""
     host = Host(clock or Clock(), random.Random(1))
-    images = await Images.open(directory, settings(**more), host, platform=platform)
+    images = await Images(directory, settings(**more), host, platform=platform).open()
     try:
         yield images
     finally:

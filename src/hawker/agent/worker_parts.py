@@ -154,7 +154,7 @@ async def _images(stack: AsyncExitStack, settings: AgentSettings, host: Host) ->
     from hawker.images.service import Images
 
     try:
-        images = await Images.open(settings.directory / "images", settings.images, host)
+        images = await Images(settings.directory / "images", settings.images, host).open()
     except (HawkerError, OSError) as error:
         _logger.error("images.not_opened", worker=settings.name, why=str(error), cause="agent start")
         return None, f"the worker's images cannot be opened: {error}"

@@ -61,7 +61,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Images:
-    """Open with `await Images.open(...)`; one process at a time has a directory.
+    """Open with `await Images(...).open()`; one process at a time has a directory.
 
     `fetchers` are asked for blobs before any registry (`transfer.Peer`), `namers` what a name means. `on_change` is
     called whenever the set of images or names has changed, `on_removed` with the digest of each image that is gone.
@@ -92,23 +92,9 @@ class Images:
         self._may_collect = False
         self._over = asyncio.Event()
 
-    @classmethod
-    async def open(
-        cls,
-        directory: Path,
-        settings: ImageSettings,
-        host: Host,
-        *,
-        platform: Platform | None = None,
-        limits: TreeLimits | None = None,
-    ) -> Images:
+    async def open(self) -> Images:
         """Take over what is there: drop images whose files are damaged, and remove or continue what a killed process
         left undone. Raises `StoreError`, `Invalid`."""
-        images = cls(directory, settings, host, platform=platform, limits=limits)
-        await images._open()
-        return images
-
-    async def _open(self) -> None:
         free = self.settings.free_mib_least * MIB
         self._blobs = await asyncio.to_thread(Blobs, self.directory / "blobs", free)
         self._trees = LayerTrees(self.directory)
@@ -127,6 +113,7 @@ class Images:
         self._references = References(self._names, self._pulls, self.namers)
         self._collecting = Collecting(store, self._pulls, self._held)
         self._local = LocalImages(store, self._pulls, self._collecting, self._keep)
+        return self
 
     async def close(self) -> None:
         """End what runs; what it fetched is gone on with another time."""
