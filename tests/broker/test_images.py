@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.kit.image_markets import CLUSTER, PROGRAM, ImageMarket, market
+from tests.kit.image_markets import CLUSTER, PROGRAM, USER, ImageMarket, market
 from tests.kit.images import have
 from tests.kit.oci import file, image, layer
 from tests.kit.waiting import eventually
@@ -57,6 +57,16 @@ async def test_an_image_of_one_worker_reaches_another_without_any_registry(two: 
     assert one == other
     top = two.images["ord-2"].layers(one)[0]
     assert (top / "shop").read_bytes() == b"s" * 1000
+
+
+async def test_the_list_of_images_answers_a_head_as_it_answers_a_get(two: ImageMarket) -> None:
+    host, _, port = two.endpoint.removeprefix("http://").rpartition(":")
+    peer = Peer(host, int(port), headers={"authorization": f"Bearer {USER}"})
+    try:
+        answers = [await peer.request(method, "/v1/hawker/images", timeout_s=30.0) for method in ("GET", "HEAD")]
+    finally:
+        await peer.close()
+    assert [answer.status for answer in answers] == [200, 200]
 
 
 async def test_an_order_goes_to_the_worker_that_has_the_image(two: ImageMarket) -> None:
