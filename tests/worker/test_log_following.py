@@ -14,7 +14,7 @@ from tests.kit.virtual_time import virtual_time
 from hawker.supervisor.output import MachineWriter
 from hawker.worker.drivers.base import LogLine
 from hawker.worker.drivers.logs import follow_lines, tail_lines
-from hawker.worker.machine.log_following import until_destroyed
+from hawker.worker.machine.wait import until_destroyed
 
 
 def line(text: str) -> LogLine:

@@ -9,8 +9,17 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from hawker.supervisor.calls import Limits
-from hawker.supervisor.cgroups.base import ANY_SPEED, CannotResize
-from hawker.supervisor.cgroups.reading import check_use, directories, field, no_such_disk, own_groups, pids_in, read
+from hawker.supervisor.cgroups.base import (
+    ANY_SPEED,
+    CannotResize,
+    check_use,
+    directories,
+    field,
+    no_such_disk,
+    own_groups,
+    pids_in,
+    read,
+)
 from hawker.supervisor.disks import forget_unused, hold_later_writes, is_loop, write
 
 _RULES = ("read_bps", "write_bps", "read_iops", "write_iops")

@@ -8,8 +8,16 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from hawker.supervisor.calls import Limits
-from hawker.supervisor.cgroups.base import ANY_SPEED
-from hawker.supervisor.cgroups.reading import check_use, directories, field, no_such_disk, own_groups, pids_in, read
+from hawker.supervisor.cgroups.base import (
+    ANY_SPEED,
+    check_use,
+    directories,
+    field,
+    no_such_disk,
+    own_groups,
+    pids_in,
+    read,
+)
 from hawker.supervisor.disks import write
 
 

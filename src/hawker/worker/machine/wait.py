@@ -1,4 +1,4 @@
-"""Waiting for a machine's state, as the API's `wait` defines it.
+"""Waiting for what comes of a machine: its state, as the API's `wait` defines it, and the last line of its log.
 
 The machine is looked at once and then after every committed change, so a state that lasts a moment is not missed.
 """
@@ -6,6 +6,7 @@ The machine is looked at once and then after every committed change, so a state 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import msgspec
 
@@ -13,9 +14,13 @@ from hawker.errors import DeadlineExceeded, Invalid, NotFound, PreconditionFaile
 from hawker.model.machine import SETTLED, State
 from hawker.model.rows import EventRow, MachineRow, VersionRow
 from hawker.store.db import Store
+from hawker.worker.drivers.base import LogLine
 from hawker.worker.flows.runner import failing
 from hawker.worker.machine.writer import MachineWriter, get_machine
 
+LAST_LINES_S = 0.1
+"""How long the log of a machine that is gone must be silent to have ended. A driver tells of the last line before it
+has purged the machine, so this waits for nothing but its turn to read."""
 WAITED_FOR = ("started", "stopped", "suspended", "destroyed", "failed", "settled")
 
 
@@ -91,3 +96,34 @@ def _last_event(store: Store, machine_id: str) -> str:
     """The id of a machine's latest event. Read after the commit, so it is the one that came with the state."""
     found = store.read.query("select max(id) from event where machine = ?", (machine_id,))
     return found[0][0] or ""
+
+
+async def until_destroyed(
+    lines: AsyncIterator[LogLine], store: Store, writer: MachineWriter, machine: str
+) -> AsyncIterator[LogLine]:
+    """Give the lines of a log as they come, to the last one once the machine is destroyed."""
+    gone = False
+    waiting: asyncio.Timeout | None = None
+
+    def look(now: MachineRow, event: EventRow | None) -> None:
+        nonlocal gone
+        if now.state is State.destroyed and not gone:
+            gone = True
+            if waiting:
+                waiting.reschedule(asyncio.get_running_loop().time() + LAST_LINES_S)
+
+    stop = writer.listen(machine, look)
+    row = store.read.get(MachineRow, machine)
+    gone = row is None or row.state is State.destroyed
+    try:
+        while True:
+            try:
+                async with asyncio.timeout(LAST_LINES_S if gone else None) as waiting:
+                    line = await anext(lines)
+            except (StopAsyncIteration, TimeoutError):
+                return
+            finally:
+                waiting = None
+            yield line
+    finally:
+        stop()

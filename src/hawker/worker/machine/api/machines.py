@@ -30,10 +30,9 @@ from hawker.worker.context import WorkerContext
 from hawker.worker.drivers.base import StartFailed, UnknownInstance
 from hawker.worker.machine import leases
 from hawker.worker.machine.admission import Parked, StartRefused
-from hawker.worker.machine.log_following import until_destroyed
 from hawker.worker.machine.operations import Machines
 from hawker.worker.machine.updates import Updates
-from hawker.worker.machine.wait import wait_state, wanted_states
+from hawker.worker.machine.wait import until_destroyed, wait_state, wanted_states
 from hawker.worker.machine.writer import MachineWriter, get_machine
 from hawker.worker.request import request_of
 
