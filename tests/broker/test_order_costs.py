@@ -49,6 +49,7 @@ async def cost_of_an_order(directory: Path, *, skip_launch: bool) -> Cost:
             try:
                 await orders.place(wanted("one", skip_launch=skip_launch))
                 await worker.at_rest()
+                await worker.until(lambda: not worker.store.committing)  # the thread's commit is read before it counts
             finally:
                 await orders.releases.close()
             return Cost(app.paths, worker.store.commits - commits_before, syncs.count - syncs_before)
