@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 
 from msgspec import Meta
 
@@ -19,6 +19,8 @@ from hawker.model.call_bases import (
     WaitStart,
 )
 from hawker.model.op import NDJSON, Op, declared_in
+
+R = TypeVar("R")
 
 EXEC_S = 3700.0
 """A broker holds the line for so long for a command that is run."""
@@ -269,7 +271,15 @@ class ShowMetadata(OfMachine[dict[str, str]]):
     op = Op("Machines_show_metadata", "GET", f"{MACHINE}/metadata")
 
 
-class ReplaceMetadata(OfLeasedMachine[None]):
+class _GivesMetadata(OfLeasedMachine[R], Generic[R]):
+    """Base of the calls that give many values."""
+
+    metadata: dict[str, str]
+    machine_version: str | None = None
+    updated_at: str | None = None
+
+
+class ReplaceMetadata(_GivesMetadata[None]):
     """Replace all metadata."""
 
     op = Op(
@@ -280,12 +290,9 @@ class ReplaceMetadata(OfLeasedMachine[None]):
         refuses=(412,),
         example={"metadata": {"role": "web"}},
     )
-    metadata: dict[str, str]
-    machine_version: str | None = None
-    updated_at: str | None = None
 
 
-class MergeMetadata(OfLeasedMachine[None]):
+class MergeMetadata(_GivesMetadata[None]):
     """Add to the metadata."""
 
     op = Op(
@@ -296,9 +303,6 @@ class MergeMetadata(OfLeasedMachine[None]):
         refuses=(412,),
         example={"metadata": {"role": "web"}},
     )
-    metadata: dict[str, str]
-    machine_version: str | None = None
-    updated_at: str | None = None
 
 
 class ShowMetadataKey(OfMachine[api.MetadataValue], kw_only=False):
