@@ -6,7 +6,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # every call of these modules is a name of this one, as `__getattr__` finds it
     from hawker.model.app_calls import *  # noqa: F403
     from hawker.model.calls import *  # noqa: F403
     from hawker.model.fleet_calls import *  # noqa: F403

@@ -54,7 +54,7 @@ def read_reply(request: Declared[R], raw: bytes) -> R:
     """Decode a reply as its declared type. Raises `Unreachable` for an answer that is not this API's."""
     kind = reply_of(type(request))
     if kind is type(None):
-        return None  # type: ignore[return-value]
+        return None  # type: ignore[return-value]  # R is None here
     try:
         reply: R = msgspec.json.decode(raw, type=kind)
     except _UNREADABLE as error:

@@ -35,8 +35,8 @@ def candidates(
     workers: Sequence[str], rng: Random, fanout: int = FANOUT, holders: Collection[str] = (), most: int = HOLDERS
 ) -> list[str]:
     """The workers to ask for offers. They are never "the best of a view": a view a second old wrongly refuses a fifth
-    of the orders. Of more than `fanout`, up to `most` are drawn from the `holders` of the image, the others from all
-    the rest."""
+    of the orders. If there are more than `fanout`, up to `most` are drawn from the `holders` of the image, the others
+    from all the rest."""
     if len(workers) <= fanout:
         return list(workers)
     having = [name for name in workers if name in holders]
@@ -89,8 +89,8 @@ class Outcome(Enum):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The auction is over. Of a filled order `machine` is what the worker wrote about it and `timings_ms` how long each
-    phase took; of one that failed `problem` says what the worker did."""
+    """The auction is over. When the order was filled, `machine` is what the worker wrote about it, and `timings_ms` has
+    how long each phase took; when it failed, `problem` says what the worker did."""
 
     outcome: Outcome
     worker: str = ""

@@ -176,7 +176,7 @@ class Certificates:
         yield problems.add(len(self.problems))
 
     def _sort(self) -> None:
-        """Of several certificates for one name, use that which lasts longest."""
+        """If several certificates are for one name, use the one that lasts longest."""
         by_name: dict[str, Certificate] = {}
         for each in sorted(self.all, key=lambda each: each.ends_ms):
             by_name |= dict.fromkeys(each.names, each)

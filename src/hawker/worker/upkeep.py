@@ -44,8 +44,8 @@ def over(tx: Tx, rows: Collection[Last], kinds: Kinds, orders: int = ORDERS_KEPT
 
     How an order ended (`FillRow`) is for whoever asks late: the answer to its confirmation was lost, a release is
     repeated (for a minute at most), a client asks again by its key (`ClaimRow`). The worker keeps the end of an order
-    as long as the order's machine is there: so nobody makes a second one, and a late release still finds it. Of the
-    other orders it keeps the newest, and none for longer than stated. Once it has forgotten such an end, a late
+    as long as the order's machine is there: so nobody makes a second one, and a late release still finds it. It
+    keeps the newest of the other orders, and none for longer than stated. Once it has forgotten such an end, a late
     reservation is booked and lapses, a late release has nothing to give back, and a client's key orders anew. So it
     must keep more of them than orders end while anybody may still ask: 20,000 are two minutes of 160 orders a second,
     which is more than a worker fills.

@@ -167,8 +167,8 @@ class Outbox:
         return list(self._projections[kind](tx, key, tx.get(kind, key)))
 
     def _differing(self, tx: Tx, projected: Iterable[Projected]) -> dict[str, Projected]:
-        """Those that are not published like that already, by key. Of several with one key the last counts, which is as
-        the change leaves the row."""
+        """Those that are not published like that already, by key. If several have one key, the last counts, because it
+        is as the change leaves the row."""
         found = {}
         for tier, change, urgent in projected:
             key, values = published_key(tier, change.table, change.key), _without_none(change.values)
